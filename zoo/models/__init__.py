@@ -1,0 +1,5 @@
+"""Whole networks. Importing this module registers every architecture with timm."""
+
+from zoo.models.osa_vit import OsaVisionTransformer
+
+__all__ = ["OsaVisionTransformer"]

@@ -1,0 +1,168 @@
+"""A name, a folder or a Hub id -> a model with its verified weights."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from zoo import hub, registry
+from zoo.errors import DamagedError, DeviceError, NotFoundError, UsageError
+
+HUB_PREFIX = "hf-hub:"
+
+
+def load(
+    name: str | Path,
+    *,
+    pretrained: bool = True,
+    dtype: torch.dtype = torch.float32,
+    device: str | torch.device = "cpu",
+    revision: str | None = None,
+    verify: bool = True,
+    local_files_only: bool = False,
+    cache_dir: str | Path | None = None,
+    **model_args: Any,
+) -> nn.Module:
+    """Build a model and load its weights, verified against the registry; in eval mode.
+
+    Parameters
+    ----------
+    name : a registry name (always means the registry), a folder as `zoo train` writes it, or "hf-hub:org/name@revision".
+    pretrained : False gives the architecture with its own initialisation.
+    dtype : of the parameters; weights stored in half precision come up in it too.
+    device : "cpu", "cuda", "cuda:1", "mps".
+    revision : another commit of the Hub's repository than the registry's.
+    verify : compare the file's sha256 with the registry's.
+    local_files_only, cache_dir : stay offline; another place for the cache.
+    model_args : arguments of the architecture, such as `num_classes=5` or `max_norm=16.0`.
+
+    Raises
+    ------
+    NotFoundError
+        Unknown name (with the three nearest), missing folder, no weights.
+    DamagedError
+        The weights are not what the registry means, or do not fit.
+    UsageError
+        An argument that the architecture does not know; a bare weights file, whose preprocessing nobody knows.
+    DeviceError
+        The device is not there.
+    """
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise UsageError(f"dtype has to be a floating-point torch.dtype such as torch.float32, got {dtype!r}")
+    place = resolve_device(device)
+    text = str(name)
+    if name is None or not text.strip() or text in registry.entries():
+        model = _from_registry(registry.get(text if name is not None else name), pretrained, model_args, {
+            "revision": revision, "verify": verify, "local_files_only": local_files_only, "cache_dir": cache_dir,
+        })
+    elif text.startswith(HUB_PREFIX):
+        folder = _hub_folder(text.removeprefix(HUB_PREFIX), revision, pretrained, local_files_only, cache_dir)
+        model = _from_folder(folder, pretrained, model_args)
+    elif Path(text).is_dir():
+        model = _from_folder(Path(text), pretrained, model_args)
+    elif Path(text).is_file():
+        raise UsageError(f"{text} is a single file, which says nothing of its preprocessing; name the folder around it")
+    elif "/" in text or "\\" in text:
+        raise NotFoundError(f"there is no folder {text}; for the Hub write {HUB_PREFIX}org/name, for the zoo a bare name")
+    else:
+        model = _from_registry(registry.get(text), pretrained, model_args, {})
+    return model.to(device=place, dtype=dtype).eval()
+
+
+def resolve_device(device: str | torch.device) -> torch.device:
+    """`device` as torch knows it, once it is certain that it is there; else a DeviceError, never another device."""
+    try:
+        place = torch.device(device)
+    except (RuntimeError, TypeError):
+        raise DeviceError(f"unknown device {str(device)!r}; use cpu, cuda, cuda:N or mps") from None
+    index = place.index or 0
+    if place.type == "cuda":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if not count:
+            raise DeviceError(f"no CUDA device is available for {str(device)!r}; `zoo env` says what is, or use cpu")
+        if index >= count:
+            raise DeviceError(f"there is no device cuda:{index}; this machine has cuda:0 to cuda:{count - 1}")
+    elif place.type == "mps":
+        if not torch.backends.mps.is_available() or index:
+            raise DeviceError(f"no device {str(device)!r} is available; `zoo env` says what is, or use cpu")
+    elif place.type != "cpu":
+        raise DeviceError(f"device {str(device)!r} is not supported; use cpu, cuda, cuda:N or mps")
+    return place
+
+
+def _from_registry(
+    entry: registry.Entry, pretrained: bool, model_args: dict[str, Any], where: dict[str, Any]
+) -> nn.Module:
+    from zoo.models._build import own_facts, timm_cfg
+
+    overlay = timm_cfg(entry)
+    if pretrained:
+        overlay["file"] = str(hub.find_weights(entry, **where))
+    arguments = {**entry.arguments, **model_args}
+    model = _create(entry.architecture, pretrained, arguments, pretrained_cfg_overlay=overlay)
+    model.pretrained_cfg.update(own_facts(entry))
+    return model
+
+
+def _from_folder(folder: Path, pretrained: bool, model_args: dict[str, Any]) -> nn.Module:
+    config_path = folder / "config.json"
+    try:
+        config = json.loads(config_path.read_text(encoding="utf-8"))
+        architecture, cfg = config["architecture"], config["pretrained_cfg"]
+        own = dict(config.get("zoo", {}))
+    except FileNotFoundError:
+        raise NotFoundError(f"{folder} holds no config.json; a folder as `zoo train` writes it is needed") from None
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise DamagedError(f"{config_path} is no model configuration ({type(error).__name__}: {error})") from None
+    if pretrained:
+        hub.check_safetensors(folder / "model.safetensors")
+    model = _create(f"local-dir:{folder}", pretrained, model_args, shown=architecture)
+    names = own.get("label_names") or cfg.get("label_names")
+    facts = {"zoo_name": own.get("name") or folder.resolve().name, "framing": own.get("framing")}
+    if names and len(names) == getattr(model, "num_classes", None):
+        facts["label_names"] = tuple(names)
+    model.pretrained_cfg.update(facts)
+    return model
+
+
+def _create(name: str, pretrained: bool, model_args: dict[str, Any], shown: str = "", **kwargs: Any) -> nn.Module:
+    """timm's `create_model`, its errors turned into lines for the person at the keyboard."""
+    import timm
+
+    import zoo.models  # noqa: F401  registers the architectures
+
+    shown = shown or name
+    try:
+        return timm.create_model(name, pretrained=pretrained, **model_args, **kwargs)
+    except TypeError as error:
+        raise UsageError(f"{shown} does not take these arguments: {_line(error)}") from error
+    except (AssertionError, ValueError) as error:
+        if isinstance(error, UsageError):
+            raise
+        raise UsageError(f"{shown} cannot be built with {model_args}: {_line(error)}") from error
+    except RuntimeError as error:
+        if pretrained:
+            raise DamagedError(f"the weights do not fit {shown} built with {model_args}: {_line(error)}") from error
+        raise UsageError(f"{shown}: {_line(error)}") from error
+
+
+def _hub_folder(
+    text: str, revision: str | None, pretrained: bool, local_files_only: bool, cache_dir: str | Path | None
+) -> Path:
+    repository, _, pinned = text.partition("@")
+    files = ("config.json", "model.safetensors") if pretrained else ("config.json",)
+    paths = [
+        hub.fetch(
+            repository, file, revision=revision or pinned or None, local_files_only=local_files_only, cache_dir=cache_dir
+        )
+        for file in files
+    ]
+    return paths[0].parent
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())

@@ -1,0 +1,74 @@
+"""What every vision architecture of the zoo shares: facts from the registry, weights through the zoo's own gateway."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from timm.models import build_model_with_cfg
+from torch import nn
+
+from zoo import hub, registry
+
+_SOURCES = ("file", "url", "hf_hub_id", "state_dict")
+# What timm's strict configuration has no field for travels beside it, on the model and in `config.json` under "zoo".
+OWN_FACTS = ("zoo_name", "framing")
+
+
+def timm_cfg(entry: registry.Entry) -> dict[str, Any]:
+    """The entry's facts in the words of timm's `PretrainedCfg`."""
+    pre = entry.preprocessing
+    assert pre is not None  # the registry refuses an image classifier without it
+    return {
+        "architecture": entry.architecture,
+        "input_size": pre.input_size,
+        "mean": pre.mean,
+        "std": pre.std,
+        "interpolation": pre.interpolation,
+        "crop_pct": pre.crop_pct,
+        "crop_mode": pre.crop_mode,
+        "num_classes": len(entry.labels),
+        "label_names": entry.labels,
+        "license": "apache-2.0",
+    }
+
+
+def own_facts(entry: registry.Entry) -> dict[str, Any]:
+    """The entry's facts that timm has no words for."""
+    assert entry.preprocessing is not None
+    return {"zoo_name": entry.name, "framing": entry.preprocessing.framing}
+
+
+def build_vision_model(
+    model_cls: Callable[..., nn.Module],
+    architecture: str,
+    pretrained: bool,
+    *,
+    first_conv: str,
+    classifier: str,
+    pretrained_cfg: Any = None,
+    pretrained_cfg_overlay: dict[str, Any] | None = None,
+    **kwargs: Any,
+) -> nn.Module:
+    """timm's `build_model_with_cfg`; `pretrained=True` without a source asks the zoo's hub, like `zoo.load`.
+
+    A configuration that timm read from a folder or the Hub is taken as it is. Raises what `zoo.hub.find_weights` raises.
+    """
+    overlay = dict(pretrained_cfg_overlay or {})
+    own: dict[str, Any] = {}
+    if not pretrained_cfg:
+        entry = registry.by_architecture(architecture)
+        own = own_facts(entry)
+        pretrained_cfg = {**timm_cfg(entry), "first_conv": first_conv, "classifier": classifier}
+        if pretrained and not any(overlay.get(source) for source in _SOURCES):
+            overlay["file"] = str(hub.find_weights(entry))
+    model = build_model_with_cfg(
+        model_cls, architecture, pretrained, pretrained_cfg=pretrained_cfg, pretrained_cfg_overlay=overlay, **kwargs
+    )
+    cfg: dict[str, Any] = {**model.pretrained_cfg, **own}
+    if overlay.get("file"):
+        del cfg["file"]  # where the weights lay on this machine is nobody's business later
+    if cfg.get("label_names") and len(cfg["label_names"]) != getattr(model, "num_classes", None):
+        del cfg["label_names"]  # the head was replaced: these labels are no longer its classes
+    model.pretrained_cfg = model.default_cfg = cfg
+    return model

@@ -1,0 +1,139 @@
+"""Vision Transformers on Orthogonal Self-Attention (arXiv 2602.05996), and their twins with softmax attention.
+
+One block is X <- MLP(M-OSA(X)): no skip, no norm, anywhere. The twin of the same sizes is timm's pre-norm ViT.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from timm.layers import LayerNorm
+from timm.models import register_model
+from timm.models.vision_transformer import VisionTransformer, checkpoint_filter_fn
+from torch import Tensor, nn
+
+from zoo.layers import GELU_GAIN, OrthogonalMlp, OrthogonalSelfAttention, scaled_uniform_orthogonal_
+from zoo.models._build import build_vision_model
+
+# "Pool over tokens, no class token": with attention near the identity at the start, a class token would see nothing.
+_POOLED = {"class_token": False, "global_pool": "avg", "qkv_bias": False}
+_MNIST = {"img_size": 28, "patch_size": 4, "in_chans": 1, "embed_dim": 64, "depth": 6, "num_heads": 4, "mlp_ratio": 2.0}
+_TEST = {**_MNIST, "patch_size": 7, "embed_dim": 16, "depth": 2, "num_heads": 2}
+
+
+class OrthogonalBlock(nn.Module):
+    """X <- MLP(M-OSA(X)), equation of section 2 of the source. x: (batch, tokens, dim) -> the same shape.
+
+    Takes the arguments that timm's `VisionTransformer` hands to a block; those about skips and norms have no use here.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        mlp_ratio: float = 4.0,
+        qkv_bias: bool = False,
+        act_layer: type[nn.Module] = nn.GELU,
+        *,
+        alpha: float = 0.01,
+        basis: str = "gram",
+        max_norm: float | None = 8.0,
+        act_gain: float = GELU_GAIN,
+        proj_drop: float = 0.0,
+        device: Any = None,
+        dtype: Any = None,
+        **unused: Any,
+    ) -> None:
+        super().__init__()
+        dd = {"device": device, "dtype": dtype}
+        self.attn = OrthogonalSelfAttention(
+            dim, num_heads, qkv_bias=qkv_bias, alpha=alpha, basis=basis, max_norm=max_norm, **dd
+        )
+        self.mlp = OrthogonalMlp(
+            dim, int(dim * mlp_ratio), act_layer=act_layer, drop=proj_drop, act_gain=act_gain, **dd
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.mlp(self.attn(x))
+
+
+class OsaVisionTransformer(VisionTransformer):
+    """timm's `VisionTransformer` with orthogonal blocks and nothing that normalises or skips.
+
+    Parameters beyond timm's: `alpha`, `basis`, `max_norm` of the attention, `act_gain` of the MLP (both in
+    `zoo.layers`), and `pos_embed_scale`, the standard deviation of the position embedding at the start.
+    images: (batch, channels, height, width) -> logits: (batch, classes).
+    """
+
+    def __init__(
+        self,
+        *,
+        alpha: float = 0.01,
+        basis: str = "gram",
+        max_norm: float | None = 8.0,
+        act_gain: float = GELU_GAIN,
+        pos_embed_scale: float = 0.5,
+        **kwargs: Any,
+    ) -> None:
+        self.pos_embed_scale = pos_embed_scale
+        block = partial(OrthogonalBlock, alpha=alpha, basis=basis, max_norm=max_norm, act_gain=act_gain)
+        super().__init__(**{**_POOLED, **kwargs}, final_norm=False, block_fn=block, weight_init="skip")
+        self.init_weights(needs_reset=False)
+
+    def init_weights(self, mode: str = "", needs_reset: bool = True) -> None:
+        """Scaled uniform orthogonal patches, small head; the blocks draw their own (anew if `needs_reset`)."""
+        scaled_uniform_orthogonal_(self.patch_embed.proj.weight)
+        nn.init.zeros_(self.patch_embed.proj.bias)
+        nn.init.normal_(self.pos_embed, std=self.pos_embed_scale)
+        if isinstance(self.head, nn.Linear):
+            nn.init.trunc_normal_(self.head.weight, std=0.02)
+            nn.init.zeros_(self.head.bias)
+        if needs_reset:
+            for block in self.blocks:
+                block.attn.reset_parameters()
+                block.mlp.reset_parameters()
+
+    def no_weight_decay(self) -> set[str]:
+        """timm's list (position embedding, class token), and every alpha."""
+        return super().no_weight_decay() | {f"blocks.{i}.attn.alpha" for i in range(len(self.blocks))}
+
+
+_build = partial(
+    build_vision_model,
+    first_conv="patch_embed.proj",
+    classifier="head",
+    pretrained_filter_fn=checkpoint_filter_fn,
+    feature_cfg={"out_indices": 3, "feature_cls": "getter"},
+)
+
+
+@register_model
+def osa_vit_mnist(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+    """0.2 M parameters for 28 x 28 digits: width 64, depth 6, 4 heads, patch 4, 49 tokens, mean pooling."""
+    return _build(OsaVisionTransformer, "osa_vit_mnist", pretrained, **{**_MNIST, **kwargs})
+
+
+@register_model
+def vit_mnist(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+    """The twin of `osa_vit_mnist`: timm's pre-norm ViT with softmax attention, of the same sizes."""
+    return _build(_Twin, "vit_mnist", pretrained, **{**_MNIST, **kwargs})
+
+
+@register_model
+def test_osa_vit(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+    """`osa_vit_mnist` shrunk for tests: width 16, depth 2, 2 heads, patch 7, 16 tokens."""
+    return _build(OsaVisionTransformer, "test_osa_vit", pretrained, **{**_TEST, **kwargs})
+
+
+@register_model
+def test_zoo_vit(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+    """The twin of `test_osa_vit`."""
+    return _build(_Twin, "test_zoo_vit", pretrained, **{**_TEST, **kwargs})
+
+
+class _Twin(VisionTransformer):
+    """timm's `VisionTransformer` with this file's defaults."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**{**_POOLED, "norm_layer": LayerNorm, **kwargs})
