@@ -16,7 +16,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# What each part may import, aside from itself and from `errors` and `files`, which stand under all. `cli` may import anything.
+# What each part may import beside itself and what stands under all, `errors` and `files`. `cli` may import all.
 ARROWS = {
     "errors": [],
     "registry": [],
