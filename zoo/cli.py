@@ -1,0 +1,241 @@
+"""The command `zoo`: a few lines each, they call the library and print.
+
+stdout is for results, stderr for the rest. An error is one line on stderr and its own exit code (see `zoo.errors`);
+`--traceback`, anywhere on the line, shows where it came from.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from zoo import registry
+from zoo.errors import DamagedError, UsageError, ZooError
+
+
+class _Group(click.Group):
+    """A group whose errors are one line, with the exit code that belongs to them."""
+
+    def main(self, args: Sequence[str] | None = None, *rest: Any, **extra: Any) -> Any:
+        words = list(sys.argv[1:] if args is None else args)
+        shown = "--traceback" in words
+        words = [word for word in words if word != "--traceback"]
+        try:
+            extra["standalone_mode"] = False
+            code = super().main(words, *rest, **extra)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            # The reader, `head` for one, has enough. stdout is closed on its behalf, or Python complains at the exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            code = 0
+        except ZooError as error:
+            code = _fail(error, error.exit_code, shown)
+        except click.UsageError as error:
+            hint = f"; `{error.ctx.command_path} --help` explains" if error.ctx else ""
+            code = _fail(error, 2, shown, f"{error.format_message().rstrip('.')}{hint}")
+        except click.ClickException as error:
+            code = _fail(error, error.exit_code, shown, error.format_message())
+        except (KeyboardInterrupt, click.Abort) as error:
+            code = _fail(error, 130, shown, "interrupted")
+        except Exception as error:
+            code = _fail(error, 1, shown, f"{type(error).__name__}: {error} (--traceback shows where)")
+        sys.exit(code if isinstance(code, int) else 0)
+
+
+def _fail(error: BaseException, code: int, shown: bool, message: str | None = None) -> int:
+    if shown:
+        import traceback
+
+        traceback.print_exception(error)
+    line = " ".join(str(error if message is None else message).split())
+    click.echo(f"zoo: {line}", err=True)
+    return code
+
+
+def _print_json(document: Any) -> None:
+    click.echo(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False))
+
+
+_JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+_DEVICE = click.option("--device", default="cpu", show_default=True, help="cpu, cuda, cuda:N or mps.")
+_DATA_DIR = click.option(
+    "--data-dir", type=click.Path(), help="Folder of the data set; else ZOO_DATA, else it is fetched from the Hub."
+)
+
+
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+@click.version_option(package_name="attention-zoo", prog_name="zoo")
+def main() -> None:
+    """A zoo of attention mechanisms: models with verified weights, exports that run, latencies to believe.
+
+    Any command takes --traceback, which shows where an error came from.
+    """
+
+
+@main.command("list")
+@click.argument("pattern", required=False)
+@click.option("--all", "hidden", is_flag=True, help="The test-sized entries too.")
+@_JSON
+def list_(pattern: str | None, hidden: bool, as_json: bool) -> None:
+    """List the models, or those that PATTERN ('ns-*') matches."""
+    found = [registry.get(name) for name in registry.names(pattern, hidden=hidden)]
+    if as_json:
+        import msgspec
+
+        _print_json(msgspec.to_builtins(found))
+    elif not found:
+        raise UsageError(f"no model matches {pattern!r}; `zoo list` shows all")
+    elif sys.stdout.isatty():
+        from rich.console import Console
+        from rich.table import Table
+
+        table = Table("name", "what it is", "weights", "measured", box=None, header_style="bold")
+        for entry in found:
+            ours = f"{entry.ours.metric} {entry.ours.value:g}" if entry.ours else ""
+            table.add_row(entry.name, entry.summary, "yes" if entry.weights.sha256 else "no", ours)
+        Console().print(table)
+    else:
+        for entry in found:
+            click.echo(entry.name)
+
+
+@main.command()
+@click.argument("name")
+@_JSON
+def info(name: str, as_json: bool) -> None:
+    """Show all that the registry knows of the model NAME."""
+    import msgspec
+
+    facts = msgspec.to_builtins(registry.get(name))
+    if as_json:
+        _print_json(facts)
+        return
+    for key, value in facts.items():
+        if value not in (None, {}, [], (), False):
+            parts = value.items() if isinstance(value, dict) else None
+            text = (
+                ", ".join(f"{part} {what}" for part, what in parts if what is not None)
+                if parts is not None
+                else ", ".join(map(str, value))
+                if isinstance(value, list | tuple)
+                else value
+            )
+            click.echo(f"{key:14} {text or '-'}")
+
+
+@main.command()
+@click.argument("name")
+@click.argument("files", nargs=-1, required=True, metavar="FILE|FOLDER|GLOB...")
+@click.option("--top", type=click.IntRange(min=1), default=5, show_default=True, help="How many classes to name.")
+@_DEVICE
+@_JSON
+def predict(name: str, files: tuple[str, ...], top: int, device: str, as_json: bool) -> None:
+    """Say what the pictures FILES show, by the model NAME (a registry name, a folder or hf-hub:org/name)."""
+    from zoo import inference
+    from zoo.loading import load
+
+    paths = inference.expand(files)
+    model = load(name, device=device)
+    rows: list[dict[str, Any]] = []
+    failed = 0
+    for answer in inference.predict_files(model, paths, top=top):
+        if isinstance(answer, inference.Failure):
+            failed += 1
+            click.echo(f"zoo: {answer.message}", err=True)
+        elif as_json:
+            rows.append(answer.to_dict())
+        else:
+            click.echo(f"{answer.file}\t{answer.label}\t{answer.score:.4f}")
+    if as_json:
+        _print_json(rows)
+    if failed:
+        raise DamagedError(f"{failed} of {len(paths)} files could not be read")
+
+
+@main.command()
+@click.argument("name")
+@click.option("-o", "--output", type=click.Path(), help="Folder of the result.  [default: runs/NAME]")
+@_DATA_DIR
+@_DEVICE
+@click.option("--precision", type=click.Choice(["no", "bf16", "fp16"]), help="Else as the recipe says.")
+@click.option("--resume", is_flag=True, help="Go on from the checkpoint in the folder.")
+@click.option("--overwrite", is_flag=True, help="Discard what is in the folder.")
+@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Change the recipe or the architecture.")
+@click.option("--stop-after", type=click.IntRange(min=1), metavar="STEPS", help="Stop early and leave a checkpoint.")
+@_JSON
+def train(
+    name: str,
+    output: str | None,
+    data_dir: str | None,
+    device: str,
+    precision: str | None,
+    resume: bool,
+    overwrite: bool,
+    settings: tuple[str, ...],
+    stop_after: int | None,
+    as_json: bool,
+) -> None:
+    """Train the model NAME by its recipe. Ctrl-C stops cleanly; --resume goes on, bit for bit."""
+    from zoo import training
+
+    results = training.train(
+        name,
+        output=output,
+        data_dir=data_dir,
+        device=device,
+        precision=precision,
+        resume=resume,
+        overwrite=overwrite,
+        settings=_settings(settings),
+        stop_after=stop_after,
+        progress=True,
+    )
+    if as_json:
+        _print_json(results)
+    else:
+        folder = output or Path("runs") / name
+        click.echo(f"{folder}\ttop1 {results['top1']:.2f}\tloss {results['loss']:.4f}")
+
+
+@main.command("eval")
+@click.argument("name")
+@click.option("--batch", type=click.IntRange(min=1), default=256, show_default=True, help="Pictures at a time.")
+@_DATA_DIR
+@_DEVICE
+@_JSON
+def eval_(name: str, batch: int, data_dir: str | None, device: str, as_json: bool) -> None:
+    """Recompute the figure of the model NAME on its test set, from weights and data."""
+    from zoo import training
+
+    figures = training.evaluate_named(name, batch_size=batch, data_dir=data_dir, device=device).to_dict()
+    if as_json:
+        _print_json(figures)
+    else:
+        for key, value in figures.items():
+            click.echo(f"{key:8} {value:.4f}" if isinstance(value, float) else f"{key:8} {value}")
+
+
+def _settings(words: Sequence[str]) -> dict[str, Any]:
+    """KEY=VALUE words as a dict, the values read as YAML reads them (numbers, true, null, texts)."""
+    import yaml
+
+    settings = {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not equals or not key:
+            raise UsageError(f"--set needs KEY=VALUE, got {word!r}")
+        try:
+            settings[key] = float(value) if "e" in value.lower() else yaml.safe_load(value)
+        except (ValueError, yaml.YAMLError):
+            settings[key] = value
+    return settings
+
+
+if __name__ == "__main__":
+    main()

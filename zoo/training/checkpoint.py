@@ -1,0 +1,30 @@
+"""The state of a training that is not finished: one file, written whole, read without running code."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from zoo.errors import DamagedError
+from zoo.files import atomic
+
+FILE = "checkpoint.pt"
+
+
+def save(folder: Path, state: dict[str, Any]) -> None:
+    """Replace the folder's checkpoint by `state` (tensors, numbers, texts, lists and dicts of them)."""
+    with atomic(folder / FILE) as temporary:
+        torch.save(state, temporary)
+
+
+def load(folder: Path) -> dict[str, Any]:
+    """The state in the folder's checkpoint, its tensors on the CPU."""
+    path = folder / FILE
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
+        line = " ".join(str(error).split())[:200]
+        raise DamagedError(f"{path} is no checkpoint of a training ({line}); start again with --overwrite") from None

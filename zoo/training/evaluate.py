@@ -1,0 +1,82 @@
+"""The figure of a model, recomputed from weights and data."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from zoo.data import ImageArrays, open_dataset
+from zoo.data.preprocessing import Preprocessing
+from zoo.errors import DamagedError, UsageError
+from zoo.loading import load
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """`top1` in per cent, `correct` of `total`, mean cross-entropy `loss` in nats."""
+
+    top1: float
+    correct: int
+    total: int
+    loss: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain numbers by name."""
+        return asdict(self)
+
+
+@torch.inference_mode()
+def evaluate(model: nn.Module, arrays: ImageArrays, *, batch_size: int = 256) -> Evaluation:
+    """Count right answers of `model` (in eval mode meanwhile) on all of `arrays`, on the model's device and dtype.
+
+    The last batch may be smaller; nothing is padded, dropped or augmented. A batch at a time is moved to the device.
+    Raises UsageError for an empty set or batch size, DamagedError when the model answers with NaN.
+    """
+    if batch_size < 1:
+        raise UsageError(f"the batch size has to be 1 or more, got {batch_size}")
+    if not len(arrays):
+        raise UsageError("there are no pictures to evaluate on")
+    preprocessing = Preprocessing.of(model)
+    parameter = next(model.parameters())
+    was_training = model.training
+    model.eval()
+    correct, loss = 0, 0.0
+    try:
+        for start in range(0, len(arrays), batch_size):
+            images = arrays.images[start : start + batch_size].to(parameter.device)
+            targets = arrays.targets[start : start + batch_size].to(parameter.device)
+            logits = model(preprocessing.normalize(images).to(parameter.dtype)).float()
+            if not torch.isfinite(logits).all():
+                raise DamagedError("the model answers with NaN or infinity; its weights are no good")
+            correct += int((logits.argmax(1) == targets).sum())
+            # In float64, so that the sum does not depend on how the set was cut into batches.
+            loss += float(nn.functional.cross_entropy(logits.double(), targets, reduction="sum"))
+    finally:
+        model.train(was_training)
+    return Evaluation(100 * correct / len(arrays), correct, len(arrays), loss / len(arrays))
+
+
+def evaluate_named(
+    name: str,
+    *,
+    batch_size: int = 256,
+    data_dir: str | Path | None = None,
+    device: str = "cpu",
+    dataset: str | None = None,
+    split: str = "test",
+) -> Evaluation:
+    """Load `name` (registry name, folder or Hub id) and evaluate it on its data set's test split."""
+    from zoo import registry
+
+    if batch_size < 1:
+        raise UsageError(f"the batch size has to be 1 or more, got {batch_size}")
+    model = load(name, device=device)
+    known = registry.entries().get(str(model.pretrained_cfg.get("zoo_name")))
+    dataset = dataset or model.pretrained_cfg.get("dataset") or (known.dataset if known else None)
+    if dataset is None:
+        raise UsageError(f"nothing says on which data set {name} is to be evaluated")
+    return evaluate(model, open_dataset(dataset, split, data_dir), batch_size=batch_size)
