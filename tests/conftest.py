@@ -1,0 +1,43 @@
+"""Fixtures that all tests share."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="session")
+def data_dir() -> Path:
+    """Folder of the real data sets (`ZOO_DATA`). Absent: the test is skipped, and fails where `CI` is "true"."""
+    named = os.environ.get("ZOO_DATA")
+    folder = Path(named) if named else ROOT.parent / "shared" / "data"
+    if not (folder / "mnist" / "train-images-idx3-ubyte.gz").is_file():
+        reason = f"no data at {folder}; set ZOO_DATA to a folder with mnist/ in it"
+        if os.environ.get("CI") == "true":
+            pytest.fail(reason)
+        pytest.skip(reason)
+    return folder.resolve()
+
+
+@pytest.fixture
+def run_zoo(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run the command `zoo` in a process of its own, offline, in an empty folder; returns the finished process."""
+
+    def run(*words: str | Path, cwd: Path | None = None, **env: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "zoo", *map(str, words)],
+            cwd=cwd or tmp_path,
+            env={**os.environ, "HF_HUB_OFFLINE": "1", **env},
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+
+    return run
