@@ -11,7 +11,7 @@ import msgspec
 import safetensors.torch
 import timm
 import torch
-from timm.models import save_config_for_hf
+from timm.models._hub import save_config_for_hf
 from torch import nn
 
 import zoo

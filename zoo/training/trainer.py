@@ -180,6 +180,7 @@ def _run(
                 rank=accelerator.process_index,
                 world=accelerator.num_processes,
             ):
+                rate = optimizer.param_groups[0]["lr"]
                 losses.append(_step(model, prepared, data, index, preprocessing, job, accelerator, step))
                 if not accelerator.optimizer_step_was_skipped:
                     schedule.step()
@@ -194,7 +195,7 @@ def _run(
                             step=step,
                             epoch=step / epoch_steps,
                             loss=loss,
-                            lr=optimizer.param_groups[0]["lr"],
+                            lr=rate,
                             images_per_second=seen / (now - tick),
                         )
                     bar.set_postfix(loss=f"{loss:.4f}")
