@@ -140,7 +140,7 @@ def test_stiefel_samples_are_uniform():
 
 def test_the_mlp_keeps_the_scale():
     torch.manual_seed(0)
-    mlp = OrthogonalMlp(64, 128).double()
+    mlp = OrthogonalMlp(64, 128, dtype=torch.float64)
     x = torch.randn(2000, 64, dtype=torch.float64)
     with torch.no_grad():
         assert mlp(x).square().mean() == pytest.approx(1.0, abs=0.15)

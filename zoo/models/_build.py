@@ -63,7 +63,13 @@ def build_vision_model(
         if pretrained and not any(overlay.get(source) for source in _SOURCES):
             overlay["file"] = str(hub.find_weights(entry))
     model = build_model_with_cfg(
-        model_cls, architecture, pretrained, pretrained_cfg=pretrained_cfg, pretrained_cfg_overlay=overlay, **kwargs
+        model_cls,
+        architecture,
+        pretrained,
+        pretrained_cfg=pretrained_cfg,
+        pretrained_cfg_overlay=overlay,
+        feature_cfg={"out_indices": 3, "feature_cls": "getter"},
+        **kwargs,
     )
     cfg: dict[str, Any] = {**model.pretrained_cfg, **own}
     if overlay.get("file"):

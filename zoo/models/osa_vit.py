@@ -104,7 +104,6 @@ _build = partial(
     first_conv="patch_embed.proj",
     classifier="head",
     pretrained_filter_fn=checkpoint_filter_fn,
-    feature_cfg={"out_indices": 3, "feature_cls": "getter"},
 )
 
 
