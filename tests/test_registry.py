@@ -43,7 +43,8 @@ def extra(tmp_path, monkeypatch):
 
 def test_own_entries_are_whole():
     for entry in registry.entries().values():
-        assert entry.recipe and entry.summary and entry.dataset
+        assert entry.recipe, entry.name
+        assert entry.dataset, entry.name
         assert entry.twin is None or entry.twin in registry.entries()
         assert entry.name.startswith("test-") == entry.hidden
 

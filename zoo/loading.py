@@ -6,11 +6,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import timm
 import torch
 from torch import nn
 
 from zoo import hub, registry
 from zoo.errors import DamagedError, DeviceError, NotFoundError, UsageError
+from zoo.models._build import OWN_FACTS, own_facts, timm_cfg
 
 HUB_PREFIX = "hf-hub:"
 
@@ -31,7 +33,8 @@ def load(
 
     Parameters
     ----------
-    name : a registry name (always means the registry), a folder as `zoo train` writes it, or "hf-hub:org/name@revision".
+    name : a registry name (always means the registry), a folder as `zoo train` writes it, or
+        "hf-hub:org/name@revision".
     pretrained : False gives the architecture with its own initialisation.
     dtype : of the parameters; weights stored in half precision come up in it too.
     device : "cpu", "cuda", "cuda:1", "mps".
@@ -55,21 +58,31 @@ def load(
         raise UsageError(f"dtype has to be a floating-point torch.dtype such as torch.float32, got {dtype!r}")
     place = resolve_device(device)
     text = str(name)
-    if name is None or not text.strip() or text in registry.entries():
-        model = _from_registry(registry.get(text if name is not None else name), pretrained, model_args, {
-            "revision": revision, "verify": verify, "local_files_only": local_files_only, "cache_dir": cache_dir,
-        })
-    elif text.startswith(HUB_PREFIX):
+    if text.startswith(HUB_PREFIX):
         folder = _hub_folder(text.removeprefix(HUB_PREFIX), revision, pretrained, local_files_only, cache_dir)
         model = _from_folder(folder, pretrained, model_args)
-    elif Path(text).is_dir():
+    elif text not in registry.entries() and text.strip() and Path(text).is_dir():
         model = _from_folder(Path(text), pretrained, model_args)
     elif Path(text).is_file():
-        raise UsageError(f"{text} is a single file, which says nothing of its preprocessing; name the folder around it")
+        raise UsageError(f"{text} is a single file, which says nothing of its preprocessing; name its folder")
     elif "/" in text or "\\" in text:
-        raise NotFoundError(f"there is no folder {text}; for the Hub write {HUB_PREFIX}org/name, for the zoo a bare name")
+        raise NotFoundError(f"there is no folder {text}; for the Hub write {HUB_PREFIX}org/name")
     else:
-        model = _from_registry(registry.get(text), pretrained, model_args, {})
+        entry = registry.get(text)
+        overlay = timm_cfg(entry)
+        if pretrained:
+            overlay["file"] = str(
+                hub.find_weights(
+                    entry,
+                    revision=revision,
+                    verify=verify,
+                    local_files_only=local_files_only,
+                    cache_dir=cache_dir,
+                )
+            )
+        arguments = {**entry.arguments, **model_args}
+        model = _create(entry.architecture, pretrained, arguments, pretrained_cfg_overlay=overlay)
+        model.pretrained_cfg.update(own_facts(entry))
     return model.to(device=place, dtype=dtype).eval()
 
 
@@ -94,26 +107,13 @@ def resolve_device(device: str | torch.device) -> torch.device:
     return place
 
 
-def _from_registry(
-    entry: registry.Entry, pretrained: bool, model_args: dict[str, Any], where: dict[str, Any]
-) -> nn.Module:
-    from zoo.models._build import own_facts, timm_cfg
-
-    overlay = timm_cfg(entry)
-    if pretrained:
-        overlay["file"] = str(hub.find_weights(entry, **where))
-    arguments = {**entry.arguments, **model_args}
-    model = _create(entry.architecture, pretrained, arguments, pretrained_cfg_overlay=overlay)
-    model.pretrained_cfg.update(own_facts(entry))
-    return model
-
-
 def _from_folder(folder: Path, pretrained: bool, model_args: dict[str, Any]) -> nn.Module:
     config_path = folder / "config.json"
     try:
         config = json.loads(config_path.read_text(encoding="utf-8"))
-        architecture, cfg = config["architecture"], config["pretrained_cfg"]
-        own = dict(config.get("zoo", {}))
+        architecture, own = config["architecture"], dict(config.get("zoo", {}))
+        if not isinstance(architecture, str) or not isinstance(config["pretrained_cfg"], dict):
+            raise TypeError("architecture is a text and pretrained_cfg a mapping")
     except FileNotFoundError:
         raise NotFoundError(f"{folder} holds no config.json; a folder as `zoo train` writes it is needed") from None
     except (OSError, ValueError, LookupError, TypeError) as error:
@@ -121,20 +121,13 @@ def _from_folder(folder: Path, pretrained: bool, model_args: dict[str, Any]) -> 
     if pretrained:
         hub.check_safetensors(folder / "model.safetensors")
     model = _create(f"local-dir:{folder}", pretrained, model_args, shown=architecture)
-    names = own.get("label_names") or cfg.get("label_names")
-    facts = {"zoo_name": own.get("name") or folder.resolve().name, "framing": own.get("framing")}
-    if names and len(names) == getattr(model, "num_classes", None):
-        facts["label_names"] = tuple(names)
-    model.pretrained_cfg.update(facts)
+    own.setdefault("zoo_name", folder.resolve().name)
+    model.pretrained_cfg.update({key: own.get(key) for key in OWN_FACTS})
     return model
 
 
 def _create(name: str, pretrained: bool, model_args: dict[str, Any], shown: str = "", **kwargs: Any) -> nn.Module:
     """timm's `create_model`, its errors turned into lines for the person at the keyboard."""
-    import timm
-
-    import zoo.models  # noqa: F401  registers the architectures
-
     shown = shown or name
     try:
         return timm.create_model(name, pretrained=pretrained, **model_args, **kwargs)
@@ -157,7 +150,11 @@ def _hub_folder(
     files = ("config.json", "model.safetensors") if pretrained else ("config.json",)
     paths = [
         hub.fetch(
-            repository, file, revision=revision or pinned or None, local_files_only=local_files_only, cache_dir=cache_dir
+            repository,
+            file,
+            revision=revision or pinned or None,
+            local_files_only=local_files_only,
+            cache_dir=cache_dir,
         )
         for file in files
     ]

@@ -83,7 +83,7 @@ def test_missing_names_both_ways(tmp_path, monkeypatch):
 
 
 def test_from_the_hub(tmp_path, monkeypatch):
-    import pyarrow
+    import pyarrow as pa
     import pyarrow.parquet
 
     images = np.random.default_rng(0).integers(0, 256, (4, 28, 28), dtype=np.uint8)
@@ -93,7 +93,7 @@ def test_from_the_hub(tmp_path, monkeypatch):
         Image.fromarray(image).save(buffer, "PNG")
         rows.append({"bytes": buffer.getvalue(), "path": None})
     path = tmp_path / "test.parquet"
-    pyarrow.parquet.write_table(pyarrow.table({"image": rows, "label": [3, 1, 4, 1]}), path)
+    pyarrow.parquet.write_table(pa.table({"image": rows, "label": [3, 1, 4, 1]}), path)
     asked = []
     monkeypatch.setattr(hub, "fetch", lambda *words, **options: asked.append((words, options)) or path)
     monkeypatch.delenv("ZOO_DATA", raising=False)

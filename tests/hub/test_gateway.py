@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-
 import huggingface_hub
 import pytest
 from huggingface_hub import errors
@@ -22,7 +21,11 @@ def _response(status: int) -> SimpleNamespace:
 @pytest.mark.parametrize(
     ("error", "kind", "words"),
     [
-        (errors.RepositoryNotFoundError("no", response=_response(401)), NotFoundError, "private, or the token is wrong"),
+        (
+            errors.RepositoryNotFoundError("no", response=_response(401)),
+            NotFoundError,
+            "private, or the token is wrong",
+        ),
         (errors.GatedRepoError("no", response=_response(403)), NotFoundError, "accept its terms"),
         (errors.RevisionNotFoundError("no", response=_response(404)), NotFoundError, "no revision 'abc'"),
         (errors.RemoteEntryNotFoundError("no", response=_response(404)), NotFoundError, "has no file f.bin"),
@@ -54,7 +57,9 @@ def test_options_reach_the_hub(monkeypatch, tmp_path):
         return str(tmp_path / "f.bin")
 
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
-    path = hub.fetch("org/name", "f.bin", revision="abc", local_files_only=True, cache_dir=tmp_path, repo_type="dataset")
+    path = hub.fetch(
+        "org/name", "f.bin", revision="abc", local_files_only=True, cache_dir=tmp_path, repo_type="dataset"
+    )
     assert path == tmp_path / "f.bin"
     wanted = {"revision": "abc", "local_files_only": True, "cache_dir": tmp_path, "repo_type": "dataset"}
     assert wanted.items() <= seen.items()

@@ -145,7 +145,9 @@ def test_the_mlp_keeps_the_scale():
     with torch.no_grad():
         assert mlp(x).square().mean() == pytest.approx(1.0, abs=0.15)
         assert OrthogonalMlp(64, 128, act_gain=1.0).double()(x).square().mean() < 0.6
-    torch.testing.assert_close(singular_values(mlp.fc2.weight.detach()), torch.full((64,), GELU_GAIN, dtype=torch.float64))
+    torch.testing.assert_close(
+        singular_values(mlp.fc2.weight.detach()), torch.full((64,), GELU_GAIN, dtype=torch.float64)
+    )
     torch.testing.assert_close(singular_values(mlp.fc1.weight.detach()), torch.full((64,), 2**0.5, dtype=torch.float64))
     assert not mlp.fc1.bias.any()
     assert not mlp.fc2.bias.any()

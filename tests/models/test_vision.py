@@ -64,7 +64,9 @@ def test_intermediates(model, images):
 def test_features_only(model, images):
     architecture = model.pretrained_cfg["architecture"]
     pyramid = timm.create_model(architecture, features_only=True, out_indices=(0, 1))
-    assert [each.shape[:2] for each in pyramid(images)] == [(2, channels) for channels in pyramid.feature_info.channels()]
+    assert [each.shape[:2] for each in pyramid(images)] == [
+        (2, channels) for channels in pyramid.feature_info.channels()
+    ]
 
 
 def test_configuration(model):
@@ -78,7 +80,7 @@ def test_groups_for_layer_decay(model):
     from timm.models import group_parameters
 
     groups = group_parameters(model, model.group_matcher())
-    assert sorted(sum(groups.values(), [])) == sorted(name for name, _ in model.named_parameters())
+    assert sorted(name for group in groups.values() for name in group) == sorted(name for name, _ in model.named_parameters())
     assert len(groups) > len(model.blocks)
 
 

@@ -61,7 +61,9 @@ def test_counting():
     model = Constant([0.0, 2.0, 0.0]).train()
     figures = training.evaluate(model, arrays(), batch_size=4)
     assert (figures.correct, figures.total, figures.top1) == (3, 10, 30.0)
-    assert figures.loss == pytest.approx(float(nn.functional.cross_entropy(model.logits.expand(10, 3), arrays().targets)))
+    assert figures.loss == pytest.approx(
+        float(nn.functional.cross_entropy(model.logits.expand(10, 3), arrays().targets))
+    )
     assert model.modes == {False}
     assert model.training
 

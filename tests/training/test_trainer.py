@@ -21,7 +21,7 @@ from zoo import registry, training
 from zoo.errors import DamagedError, DeviceError, DivergedError, InterruptedRun, NotFoundError, UsageError
 from zoo.training import checkpoint, log
 
-TESTS = [name for name in registry.names("test-*", hidden=True)]
+TESTS = registry.names("test-*", hidden=True)
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
@@ -43,7 +43,11 @@ def straight(data_dir, tmp_path_factory) -> Path:
 
 def test_the_result_is_whole(straight):
     assert {path.name for path in straight.iterdir()} == {
-        "model.safetensors", "config.json", "README.md", "results.json", "log.jsonl",
+        "model.safetensors",
+        "config.json",
+        "README.md",
+        "results.json",
+        "log.jsonl",
     }
     results = json.loads((straight / "results.json").read_text())
     assert results["steps"] == 10
@@ -97,7 +101,9 @@ def test_two_halves_equal_the_whole(straight, data_dir, tmp_path):
     assert not (tmp_path / "model.safetensors").exists()
     training.train("test-osa-vit", output=tmp_path, data_dir=data_dir, resume=True)
     assert same(straight, tmp_path)
-    losses = [[row["loss"] for row in log.read(folder / "log.jsonl") if "loss" in row][-2:] for folder in (straight, tmp_path)]
+    losses = [
+        [row["loss"] for row in log.read(folder / "log.jsonl") if "loss" in row][-2:] for folder in (straight, tmp_path)
+    ]
     assert losses[0] == losses[1]
     assert not (tmp_path / "checkpoint.pt").exists()
 
@@ -108,7 +114,11 @@ def test_dropout_does_not_break_exact_resumption(data_dir, tmp_path):
         for stop in stops:
             with pytest.raises(InterruptedRun):
                 training.train(
-                    "test-vit", output=tmp_path / name, data_dir=data_dir, settings=settings, stop_after=stop,
+                    "test-vit",
+                    output=tmp_path / name,
+                    data_dir=data_dir,
+                    settings=settings,
+                    stop_after=stop,
                     resume=stop != stops[0],
                 )
         training.train("test-vit", output=tmp_path / name, data_dir=data_dir, settings=settings, resume=bool(stops))
@@ -116,7 +126,17 @@ def test_dropout_does_not_break_exact_resumption(data_dir, tmp_path):
 
 
 def start(folder: Path, data_dir: Path, *words: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "zoo", "train", "test-osa-vit", "--output", str(folder), "--data-dir", str(data_dir)]
+    command = [
+        sys.executable,
+        "-m",
+        "zoo",
+        "train",
+        "test-osa-vit",
+        "--output",
+        str(folder),
+        "--data-dir",
+        str(data_dir),
+    ]
     settings = ["--set", "epochs=40", "--set", "save_every=1"]
     return subprocess.Popen(
         [*command, *settings, *words], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=dict(os.environ)
@@ -202,9 +222,9 @@ def test_an_unfinished_training_is_not_discarded_unasked(data_dir, tmp_path):
         training.train("test-osa-vit", output=tmp_path, data_dir=data_dir, stop_after=1)
     with pytest.raises(UsageError, match="--resume"):
         training.train("test-osa-vit", output=tmp_path, data_dir=data_dir)
-    with pytest.raises(UsageError, match="other settings.*lr"):
+    with pytest.raises(UsageError, match=r"other settings.*lr"):
         training.train("test-osa-vit", output=tmp_path, data_dir=data_dir, resume=True, settings={"lr": 0.1})
-    with pytest.raises(UsageError, match="belongs to test-osa-vit"):
+    with pytest.raises(UsageError, match="name test-osa-vit, not test-vit"):
         training.train("test-vit", output=tmp_path, data_dir=data_dir, resume=True)
     training.train("test-osa-vit", output=tmp_path, data_dir=data_dir, overwrite=True)
 
@@ -262,7 +282,9 @@ def test_bf16(data_dir, tmp_path):
     assert {tensor.dtype for tensor in weights(tmp_path).values()} == {torch.float32}
 
 
-@pytest.mark.parametrize("setting", [{"shift": 3}, {"weight_decay": 0.5}, {"label_smoothing": 0.2}, {"clip": 0.001}, {"seed": 7}])
+@pytest.mark.parametrize(
+    "setting", [{"shift": 3}, {"weight_decay": 0.5}, {"label_smoothing": 0.2}, {"clip": 0.001}, {"seed": 7}]
+)
 def test_every_setting_changes_the_update(straight, data_dir, tmp_path, setting):
     training.train("test-osa-vit", output=tmp_path, data_dir=data_dir, settings=setting)
     assert not same(straight, tmp_path)

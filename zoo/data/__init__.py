@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from zoo.data import mnist
-from zoo.data.arrays import ImageArrays, shuffled_batches
+from zoo.data.arrays import ImageArrays, batch_of_step
 from zoo.data.augment import random_shift
 from zoo.errors import NotFoundError, UsageError
 
-__all__ = ["DATASETS", "ImageArrays", "open_dataset", "random_shift", "shuffled_batches"]
+__all__ = ["DATASETS", "Dataset", "ImageArrays", "batch_of_step", "open_dataset", "random_shift"]
 
-# name in the registry -> (from a folder, from the Hub)
-DATASETS = {"mnist": (mnist.read_folder, mnist.read_hub)}
+
+@dataclass(frozen=True)
+class Dataset:
+    """How an image set is read: from a folder of its own files, or from its repository on the Hub."""
+
+    repository: str
+    from_folder: Callable[[Path, str], ImageArrays]
+    from_hub: Callable[[str], ImageArrays]
+
+
+# By the name that the registry uses.
+DATASETS = {"mnist": Dataset(mnist.HUB_REPOSITORY, mnist.read_folder, mnist.read_hub)}
 
 
 def open_dataset(name: str, split: str, data_dir: str | Path | None = None) -> ImageArrays:
@@ -38,14 +50,14 @@ def open_dataset(name: str, split: str, data_dir: str | Path | None = None) -> I
         raise UsageError(f"unknown data set {name!r}; the zoo reads {', '.join(DATASETS)}")
     if split not in ("train", "test"):
         raise UsageError(f"unknown split {split!r}; there are train and test")
-    from_folder, from_hub = DATASETS[name]
+    dataset = DATASETS[name]
     named = data_dir or os.environ.get("ZOO_DATA")
     if not named:
-        return from_hub(split)
+        return dataset.from_hub(split)
     root = Path(named).expanduser()
     if not root.is_dir():
         raise NotFoundError(
             f"there is no data folder {root}; name one with --data-dir or ZOO_DATA, or leave both out to fetch"
             f" {name} from the Hub"
         )
-    return from_folder(root, split)
+    return dataset.from_folder(root, split)

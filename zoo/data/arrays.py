@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
 from dataclasses import dataclass
 
 import torch
@@ -29,14 +29,18 @@ class ImageArrays:
         return ImageArrays(self.images[:count], self.targets[:count], self.labels)
 
 
-def shuffled_batches(
-    total: int, batch_size: int, *, seed: int, epoch: int, start: int = 0, rank: int = 0, world: int = 1
-) -> Iterator[Tensor]:
-    """Index batches of one epoch in an order that only `seed` and `epoch` decide; the last, partial one is dropped.
+def batch_of_step(total: int, batch_size: int, step: int, *, seed: int, rank: int = 0, world: int = 1) -> Tensor:
+    """Indices, int64, of the batch that training step `step` (from 0) takes from `total` pictures.
 
+    Each epoch goes through all pictures once, in an order that only `seed` and the epoch decide; the last, partial
+    batch is dropped. A function of its arguments alone, so a resumed training needs no state of a sampler.
     `batch_size` is that of all processes together: process `rank` of `world` gets every `world`-th index of it.
-    `start` skips that many batches, which is how a resumed epoch goes on.
     """
-    order = torch.randperm(total, generator=torch.Generator().manual_seed(seed * 1_000_003 + epoch))
-    for begin in range(start * batch_size, total - batch_size + 1, batch_size):
-        yield order[begin : begin + batch_size][rank::world]
+    epoch, position = divmod(step, total // batch_size)
+    begin = position * batch_size
+    return _order(total, seed, epoch)[begin : begin + batch_size][rank::world]
+
+
+@functools.lru_cache(maxsize=2)
+def _order(total: int, seed: int, epoch: int) -> Tensor:
+    return torch.randperm(total, generator=torch.Generator().manual_seed(seed * 1_000_003 + epoch))

@@ -1,5 +1,7 @@
 """The one gateway to the Hub and its cache, and to the published folders of a checkout."""
 
+from __future__ import annotations
+
 from zoo.hub.gateway import fetch
 from zoo.hub.integrity import check_safetensors, sha256_of
 from zoo.hub.weights import at_hand, find_weights

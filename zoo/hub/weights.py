@@ -68,7 +68,9 @@ def _in_checkout(name: str) -> Path | None:
 def _verify(path: Path, entry: Entry) -> None:
     facts = entry.weights
     if facts.sha256 is None:
-        raise DamagedError(f"{path} cannot be verified: the registry has no sha256 for {entry.name}; verify=False skips")
+        raise DamagedError(
+            f"{path} cannot be verified: the registry has no sha256 for {entry.name}; verify=False skips"
+        )
     size = path.stat().st_size
     found = sha256_of(path)
     if found != facts.sha256:

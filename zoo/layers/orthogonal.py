@@ -96,9 +96,7 @@ class OrthogonalSelfAttention(nn.Module):
         """x: (B, N, D), key_mask: (B, N) bool, True = keep -> (B, N, D). Masked tokens neither rotate nor are seen."""
         batch, tokens, dim = x.shape
         q, k, v = self.qkv(x).view(batch, tokens, 3, self.num_heads, self.head_dim).permute(2, 0, 3, 1, 4).unbind(0)
-        y = ops.orthogonal_attention(
-            q, k, v, self.alpha, basis=self.basis, max_norm=self.max_norm, key_mask=key_mask
-        )
+        y = ops.orthogonal_attention(q, k, v, self.alpha, basis=self.basis, max_norm=self.max_norm, key_mask=key_mask)
         return self.proj(y.transpose(1, 2).reshape(batch, tokens, dim))
 
     def extra_repr(self) -> str:

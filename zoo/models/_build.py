@@ -12,7 +12,7 @@ from zoo import hub, registry
 
 _SOURCES = ("file", "url", "hf_hub_id", "state_dict")
 # What timm's strict configuration has no field for travels beside it, on the model and in `config.json` under "zoo".
-OWN_FACTS = ("zoo_name", "framing")
+OWN_FACTS = ("zoo_name", "dataset", "framing")
 
 
 def timm_cfg(entry: registry.Entry) -> dict[str, Any]:
@@ -36,7 +36,7 @@ def timm_cfg(entry: registry.Entry) -> dict[str, Any]:
 def own_facts(entry: registry.Entry) -> dict[str, Any]:
     """The entry's facts that timm has no words for."""
     assert entry.preprocessing is not None
-    return {"zoo_name": entry.name, "framing": entry.preprocessing.framing}
+    return {"zoo_name": entry.name, "dataset": entry.dataset, "framing": entry.preprocessing.framing}
 
 
 def build_vision_model(
@@ -52,7 +52,8 @@ def build_vision_model(
 ) -> nn.Module:
     """timm's `build_model_with_cfg`; `pretrained=True` without a source asks the zoo's hub, like `zoo.load`.
 
-    A configuration that timm read from a folder or the Hub is taken as it is. Raises what `zoo.hub.find_weights` raises.
+    A configuration that timm read from a folder or the Hub is taken as it is. Raises what `zoo.hub.find_weights`
+    raises.
     """
     overlay = dict(pretrained_cfg_overlay or {})
     own: dict[str, Any] = {}

@@ -28,3 +28,8 @@ def load(folder: Path) -> dict[str, Any]:
     except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
         line = " ".join(str(error).split())[:200]
         raise DamagedError(f"{path} is no checkpoint of a training ({line}); start again with --overwrite") from None
+
+
+def discard(folder: Path) -> None:
+    """Remove the checkpoint of a training that is finished."""
+    (folder / FILE).unlink(missing_ok=True)

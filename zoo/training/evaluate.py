@@ -66,17 +66,12 @@ def evaluate_named(
     batch_size: int = 256,
     data_dir: str | Path | None = None,
     device: str = "cpu",
-    dataset: str | None = None,
-    split: str = "test",
 ) -> Evaluation:
     """Load `name` (registry name, folder or Hub id) and evaluate it on its data set's test split."""
-    from zoo import registry
-
     if batch_size < 1:
         raise UsageError(f"the batch size has to be 1 or more, got {batch_size}")
     model = load(name, device=device)
-    known = registry.entries().get(str(model.pretrained_cfg.get("zoo_name")))
-    dataset = dataset or model.pretrained_cfg.get("dataset") or (known.dataset if known else None)
+    dataset = model.pretrained_cfg.get("dataset")
     if dataset is None:
         raise UsageError(f"nothing says on which data set {name} is to be evaluated")
-    return evaluate(model, open_dataset(dataset, split, data_dir), batch_size=batch_size)
+    return evaluate(model, open_dataset(dataset, "test", data_dir), batch_size=batch_size)

@@ -15,12 +15,13 @@ from timm.models._hub import save_config_for_hf
 from torch import nn
 
 import zoo
-from zoo import hub, registry
+from zoo import hub
 from zoo.data import ImageArrays
 from zoo.errors import DamagedError
 from zoo.files import atomic, write_json, write_text
 from zoo.loading import load
 from zoo.models._build import OWN_FACTS
+from zoo.training.card import card
 from zoo.training.evaluate import evaluate
 from zoo.training.recipes import Recipe
 
@@ -35,13 +36,12 @@ def write(
     recipe: Recipe,
     dataset: str,
     test: ImageArrays,
-    *,
     steps: int,
     seconds: float,
 ) -> None:
     """Write the finished folder. `results.json` comes last and is measured on the model as it is read back."""
     save_weights(model, folder / "model.safetensors")
-    save_config(model, name, dataset, folder / "config.json")
+    save_config(model, folder / "config.json")
     figures = evaluate(load(str(folder.resolve())), test)
     document = {
         "name": name,
@@ -83,7 +83,7 @@ def save_weights(model: nn.Module, path: Path) -> None:
         safetensors.torch.save_file(tensors, temporary, metadata=metadata)
 
 
-def save_config(model: nn.Module, name: str, dataset: str, path: Path) -> None:
+def save_config(model: nn.Module, path: Path) -> None:
     """Write `config.json` in timm's form, what timm has no field for under the key "zoo"."""
     own = {key: model.pretrained_cfg.pop(key, None) for key in OWN_FACTS}
     try:
@@ -92,64 +92,7 @@ def save_config(model: nn.Module, name: str, dataset: str, path: Path) -> None:
             config = json.loads(temporary.read_text(encoding="utf-8"))
             # transformers hands num_classes to timm itself; a second one among the arguments makes it fail.
             config.get("model_args", {}).pop("num_classes", None)
-            config["zoo"] = {"name": name, "dataset": dataset, "framing": own.get("framing")}
+            config["zoo"] = own
             temporary.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     finally:
         model.pretrained_cfg.update(own)
-
-
-def card(results: dict[str, Any]) -> str:
-    """The model card: metadata for the Hub, what the model is, how it was made, what was measured and how."""
-    entry = registry.get(results["name"])
-    recipe = results["recipe"]
-    settings = ", ".join(f"{key} {value}" for key, value in recipe.items() if key not in ("log_every", "save_every"))
-    paper = f"\nThe source's figure: {entry.paper.figure} ({entry.paper.source}).\n" if entry.paper else ""
-    return f"""---
-license: apache-2.0
-library_name: timm
-pipeline_tag: image-classification
-tags:
-- attention-zoo
-- {entry.mechanism}
-datasets:
-- {"ylecun/mnist" if results["dataset"] == "mnist" else results["dataset"]}
-metrics:
-- accuracy
-model-index:
-- name: {results["name"]}
-  results:
-  - task:
-      type: image-classification
-    dataset:
-      name: {results["dataset"]}
-      type: {results["dataset"]}
-      split: {results["split"]}
-    metrics:
-    - type: accuracy
-      value: {results["top1"] / 100:.4f}
----
-# {results["name"]}
-
-{entry.summary[0].upper() + entry.summary[1:]}.
-
-| what | figure | measured by |
-| --- | --- | --- |
-| top-1 on {results["dataset"]} {results["split"]} | {results["top1"]:.2f} % ({results["correct"]} of {results["total"]}) | `{results["command"]}` |
-| cross-entropy | {results["loss"]:.4f} nats | the same |
-| parameters | {results["parameters"]:,} | `zoo info {results["name"]}` |
-{paper}
-## Use
-
-```python
-import zoo
-
-model = zoo.load("{results["name"]}")
-zoo.predict(model, "picture.png")  # [(label, probability), ...]
-```
-
-## Training
-
-`zoo train {results["name"]}`: recipe `{entry.recipe}` ({settings}), {results["steps"]} steps in
-{results["training_seconds"]:.0f} s with torch {results["environment"]["torch"]} on {results["environment"]["threads"]} CPU threads.
-The log is in `log.jsonl`, all figures in `results.json`.
-"""

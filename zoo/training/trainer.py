@@ -6,34 +6,29 @@ state of a random generator and equals an uninterrupted one bit for bit (on the 
 
 from __future__ import annotations
 
-import contextlib
 import math
-import os
-import shutil
-import signal
-import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import msgspec
 import torch
 from accelerate import Accelerator
-from accelerate.state import AcceleratorState
 from timm.optim import param_groups_weight_decay
 from torch import Tensor, nn
 
 from zoo import registry
-from zoo.data import ImageArrays, open_dataset, random_shift, shuffled_batches
+from zoo.data import batch_of_step, open_dataset, random_shift
 from zoo.data.preprocessing import Preprocessing
-from zoo.errors import DivergedError, InterruptedRun, NotFoundError, UsageError
+from zoo.errors import DivergedError, InterruptedRun, UsageError
 from zoo.loading import load, resolve_device
 from zoo.training import checkpoint, recipes, result
 from zoo.training.evaluate import evaluate
+from zoo.training.folder import check_same, prepare
 from zoo.training.log import Log
+from zoo.training.process import StopSignal, accelerator_on, progress_bar
 from zoo.training.recipes import Recipe
 
 
@@ -56,299 +51,191 @@ def train(
     ----------
     output : folder; in the end it holds what `weights/NAME/` holds: weights, configuration, card, results, log.
     data_dir : where the data set is, see `zoo.data.open_dataset`.
-    device, precision : "cpu", "cuda", "cuda:N", "mps"; "no", "bf16", "fp16" (else the recipe's).
-    resume : go on from the checkpoint in `output`. overwrite : discard what is there.
+    device : "cpu", "cuda", "cuda:N" or "mps".
+    precision : "no", "bf16" or "fp16"; None as the recipe says.
+    resume : go on from the checkpoint in `output`.
+    overwrite : discard what is there.
     settings : fields of the recipe, or arguments of the architecture, to change.
     stop_after : stop after that many steps in all and leave a checkpoint, as if interrupted.
     progress : show a bar on stderr.
 
-    Returns what `results.json` says. Raises UsageError where something stands in the way, DivergedError when the loss
-    is no number (the last good checkpoint stays), InterruptedRun after Ctrl-C or `stop_after` (state is saved).
+    Returns
+    -------
+    What `results.json` says.
+
+    Raises
+    ------
+    UsageError, NotFoundError, DamagedError, DeviceError
+        Something stands in the way; nothing was begun.
+    DivergedError
+        The loss is no number any more; the last good checkpoint stays.
+    InterruptedRun
+        Ctrl-C, SIGTERM or `stop_after`; the state is saved.
     """
     entry = registry.get(name)
     if entry.dataset is None:
         raise UsageError(f"{name} has no data set in the registry, so there is nothing to train it on")
-    fields = set(Recipe.__struct_fields__)
-    changed = dict(settings or {})
-    if precision is not None:
-        changed["precision"] = precision
-    recipe = recipes.override(recipes.recipe(entry.recipe), {k: v for k, v in changed.items() if k in fields})
-    model_args = {k: v for k, v in changed.items() if k not in fields}
+    changed = dict(settings or {}) | ({"precision": precision} if precision is not None else {})
+    known = {key: value for key, value in changed.items() if key in Recipe.__struct_fields__}
+    recipe = recipes.override(recipes.recipe(entry.recipe), known)
+    model_args = {key: value for key, value in changed.items() if key not in known}
     place = resolve_device(device)
     folder = Path(output or Path("runs") / name)
-    state = _prepare(folder, resume=resume, overwrite=overwrite)
-    if state is not None:
-        _same_training(state, name, recipe, model_args, folder)
-    job = Job(name, entry.dataset, recipe, model_args, folder, place, data_dir)
-    with _accelerator(place, recipe.precision) as accelerator:
-        _run(job, accelerator, state, stop_after, progress)
+    with accelerator_on(place, recipe.precision) as accelerator:
+        job = _Job(name, entry.dataset, recipe, model_args, folder, data_dir)
+        run = _Run(job, accelerator)
+        state = prepare(folder, resume=resume, overwrite=overwrite)
+        if state is not None:
+            check_same(state, name, recipe, model_args, folder)
+            run.restore(state)
+        run.go(stop_after, progress)
+        accelerator.wait_for_everyone()
     return result.read(folder)
 
 
 @dataclass(frozen=True)
-class Job:
-    """What is trained, how, on what, and where to."""
+class _Job:
+    """What is trained, on what, how, and where to."""
 
     name: str
     dataset: str
     recipe: Recipe
     model_args: dict[str, Any]
     folder: Path
-    device: torch.device
     data_dir: str | Path | None
 
 
-def _run(
-    job: Job, accelerator: Accelerator, state: dict[str, Any] | None, stop_after: int | None, progress: bool
-) -> None:
-    recipe, main = job.recipe, accelerator.is_main_process
-    torch.manual_seed(recipe.seed)
-    bare = load(job.name, pretrained=False, **job.model_args).train()
-    preprocessing = Preprocessing.of(bare)
-    data = _training_set(job, accelerator.device)
-    test = open_dataset(job.dataset, "test", job.data_dir)
-    epoch_steps = len(data) // recipe.batch_size
-    if not epoch_steps:
-        raise UsageError(f"batch_size {recipe.batch_size} is more than the {len(data)} pictures of the training set")
-    total = recipe.epochs * epoch_steps
+class _Run:
+    """One training in one process: model, optimiser, schedule, data, and how far it is."""
 
-    optimizer = torch.optim.AdamW(
-        param_groups_weight_decay(bare, recipe.weight_decay, no_weight_decay_list=bare.no_weight_decay()),
-        lr=recipe.lr,
-        fused=True,
-    )
-    schedule = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, recipe.lr, total_steps=total, pct_start=recipe.warmup, cycle_momentum=False
-    )
-    model, prepared = accelerator.prepare(bare, optimizer)
-    step = 0
-    if state is not None:
-        bare.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
-        schedule.load_state_dict(state["schedule"])
-        if accelerator.scaler is not None and state["scaler"] is not None:
-            accelerator.scaler.load_state_dict(state["scaler"])
-        step = state["step"]
-    log = Log(job.folder, keep_until=step) if main else None
-    seconds_before = state["seconds"] if state is not None else 0.0
-
-    def save() -> None:
-        if not main:
-            return
-        scaler = accelerator.scaler
-        checkpoint.save(
-            job.folder,
-            {
-                "name": job.name,
-                "recipe": msgspec.to_builtins(recipe),
-                "model_args": job.model_args,
-                "step": step,
-                "seconds": seconds_before + time.perf_counter() - began,
-                "model": bare.state_dict(),
-                "optimizer": optimizer.state_dict(),
-                "schedule": schedule.state_dict(),
-                "scaler": scaler.state_dict() if scaler is not None else None,
-            },
+    def __init__(self, job: _Job, accelerator: Accelerator) -> None:
+        self.job, self.accelerator, recipe = job, accelerator, job.recipe
+        torch.manual_seed(recipe.seed)
+        self.bare = load(job.name, pretrained=False, **job.model_args).train()
+        self.preprocessing = Preprocessing.of(self.bare)
+        data = open_dataset(job.dataset, "train", job.data_dir)
+        self.data = data.first(recipe.samples or len(data)).to(accelerator.device)
+        self.test = open_dataset(job.dataset, "test", job.data_dir)
+        self.epoch_steps = len(self.data) // recipe.batch_size
+        if not self.epoch_steps:
+            raise UsageError(f"batch_size {recipe.batch_size} is more than the {len(self.data)} training pictures")
+        self.total = recipe.epochs * self.epoch_steps
+        groups = param_groups_weight_decay(
+            self.bare, recipe.weight_decay, no_weight_decay_list=self.bare.no_weight_decay()
         )
+        self.optimizer = torch.optim.AdamW(groups, lr=recipe.lr, fused=True)
+        self.schedule = torch.optim.lr_scheduler.OneCycleLR(
+            self.optimizer, recipe.lr, total_steps=self.total, pct_start=recipe.warmup, cycle_momentum=False
+        )
+        self.model, self.prepared = accelerator.prepare(self.bare, self.optimizer)
+        self.step, self.seconds = 0, 0.0
+        self._losses: list[Tensor] = []
+        self._mark = 0, 0.0  # step and time of the last report
 
-    losses: list[Tensor] = []
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state`, which `state()` made, stands."""
+        self.bare.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.schedule.load_state_dict(state["schedule"])
+        if self.accelerator.scaler is not None:
+            self.accelerator.scaler.load_state_dict(state["scaler"])
+        self.step, self.seconds = state["step"], state["seconds"]
 
-    def check() -> float:
-        """Mean loss since the last check; raises when it is no number. The only place that waits for the device."""
-        mean = float(torch.stack(losses).mean()) if losses else 0.0
-        losses.clear()
+    def state(self) -> dict[str, Any]:
+        """All that decides how the training goes on."""
+        scaler = self.accelerator.scaler
+        return {
+            "name": self.job.name,
+            "recipe": msgspec.to_builtins(self.job.recipe),
+            "model_args": self.job.model_args,
+            "step": self.step,
+            "seconds": self.seconds,
+            "model": self.bare.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "schedule": self.schedule.state_dict(),
+            "scaler": scaler.state_dict() if scaler is not None else None,
+        }
+
+    def go(self, stop_after: int | None, progress: bool) -> None:
+        """Train to the end and write the result."""
+        job, main = self.job, self.accelerator.is_main_process
+        log = Log(job.folder, keep_until=self.step) if main else None
+        if log is not None and self.step == 0:
+            log.write(step=0, name=job.name, recipe=msgspec.to_builtins(job.recipe), model_args=job.model_args)
+        with (
+            progress_bar(self.total, self.step, job.name, shown=progress and main) as bar,
+            StopSignal(self.accelerator) as stop,
+        ):
+            self._mark = self.step, time.perf_counter()
+            while self.step < self.total:
+                rate = self.optimizer.param_groups[0]["lr"]
+                self._losses.append(self._update())
+                self.step += 1
+                bar.update(1)
+                epoch_ends = self.step % self.epoch_steps == 0
+                if epoch_ends or self.step % job.recipe.log_every == 0:
+                    self._report_loss(log, bar, rate)
+                if epoch_ends:
+                    self._report_test(log, bar)
+                stopping = stop.arrived() or self.step == stop_after
+                if stopping or epoch_ends or self.step % job.recipe.save_every == 0:
+                    self._mean_loss()
+                    if main and self.step < self.total:
+                        checkpoint.save(job.folder, self.state())
+                if stopping and self.step < self.total:
+                    raise InterruptedRun(
+                        f"stopped at step {self.step} of {self.total};"
+                        f" `zoo train {job.name} --output {job.folder} --resume` goes on"
+                    )
+        if main:
+            result.write(job.folder, self.bare, job.name, job.recipe, job.dataset, self.test, self.total, self.seconds)
+            checkpoint.discard(job.folder)
+
+    def _update(self) -> Tensor:
+        """One step of the optimiser; returns the loss, detached, without waiting for the device."""
+        recipe, rank, world = self.job.recipe, self.accelerator.process_index, self.accelerator.num_processes
+        draw = (recipe.seed << 40) + self.step * world + rank
+        torch.manual_seed(draw)
+        index = batch_of_step(
+            len(self.data), recipe.batch_size, self.step, seed=recipe.seed, rank=rank, world=world
+        ).to(self.data.images.device)
+        images = random_shift(self.data.images[index], recipe.shift, torch.Generator().manual_seed(draw))
+        logits = self.model(self.preprocessing.normalize(images)).float()
+        loss = nn.functional.cross_entropy(logits, self.data.targets[index], label_smoothing=recipe.label_smoothing)
+        self.accelerator.backward(loss)
+        if recipe.clip is not None:
+            self.accelerator.clip_grad_norm_(self.model.parameters(), recipe.clip)
+        self.prepared.step()
+        if not self.accelerator.optimizer_step_was_skipped:
+            self.schedule.step()
+        self.prepared.zero_grad(set_to_none=True)
+        return loss.detach()
+
+    def _mean_loss(self) -> float:
+        """Mean since it was last asked, and the one place that waits for the device; DivergedError if no number."""
+        mean = float(torch.stack(self._losses).mean()) if self._losses else 0.0
+        self._losses.clear()
         if not math.isfinite(mean):
+            gentler = f"zoo train {self.job.name} --overwrite --set lr={self.job.recipe.lr / 2:g}"
             raise DivergedError(
-                f"the loss of {job.name} is no number any more (by step {step} of {total}); the last good state stays in"
-                f" {job.folder}: `zoo train {job.name} --overwrite --set lr={recipe.lr / 2:g}` starts gentler"
+                f"the loss of {self.job.name} is no number any more (by step {self.step} of {self.total}); the last"
+                f" good state stays in {self.job.folder}: `{gentler}` starts gentler"
             )
         return mean
 
-    began = tick = time.perf_counter()
-    seen = 0
-    if main and log is not None and step == 0:
-        log.write(step=0, name=job.name, recipe=msgspec.to_builtins(recipe), model_args=job.model_args, steps=total)
-    with _bar(total, step, progress and main, job.name) as bar, _stop_signal() as stopped:
-        while step < total:
-            epoch = step // epoch_steps
-            for index in shuffled_batches(
-                len(data),
-                recipe.batch_size,
-                seed=recipe.seed,
-                epoch=epoch,
-                start=step % epoch_steps,
-                rank=accelerator.process_index,
-                world=accelerator.num_processes,
-            ):
-                rate = optimizer.param_groups[0]["lr"]
-                losses.append(_step(model, prepared, data, index, preprocessing, job, accelerator, step))
-                if not accelerator.optimizer_step_was_skipped:
-                    schedule.step()
-                step += 1
-                seen += recipe.batch_size
-                bar.update(1)
-                ended = step % epoch_steps == 0
-                if step % recipe.log_every == 0 or ended:
-                    loss, now = check(), time.perf_counter()
-                    if log is not None:
-                        log.write(
-                            step=step,
-                            epoch=step / epoch_steps,
-                            loss=loss,
-                            lr=rate,
-                            images_per_second=seen / (now - tick),
-                        )
-                    bar.set_postfix(loss=f"{loss:.4f}")
-                    tick, seen = now, 0
-                if ended and log is not None:
-                    figures = evaluate(bare, test)
-                    log.write(step=step, epoch=step // epoch_steps, test=figures.to_dict())
-                    bar.write(f"epoch {step // epoch_steps}: test top-1 {figures.top1:.2f} %, loss {figures.loss:.4f}")
-                    tick = time.perf_counter()
-                if stopped.is_set() or step == stop_after:
-                    check()
-                    save()
-                    raise InterruptedRun(
-                        f"stopped at step {step} of {total}; `zoo train {job.name} --output {job.folder} --resume`"
-                        " goes on"
-                    )
-                if (step % recipe.save_every == 0 or ended) and step < total:
-                    check()
-                    save()
-        check()
-    if main:
-        seconds = seconds_before + time.perf_counter() - began
-        result.write(job.folder, bare, job.name, recipe, job.dataset, test, steps=total, seconds=seconds)
-        (job.folder / checkpoint.FILE).unlink(missing_ok=True)
-    accelerator.wait_for_everyone()
+    def _report_loss(self, log: Log | None, bar: Any, rate: float) -> None:
+        loss = self._mean_loss()
+        (step, then), now = self._mark, time.perf_counter()
+        self._mark = self.step, now
+        self.seconds += now - then
+        speed = (self.step - step) * self.job.recipe.batch_size / (now - then)
+        bar.set_postfix(loss=f"{loss:.4f}")
+        if log is not None:
+            log.write(step=self.step, epoch=self.step / self.epoch_steps, loss=loss, lr=rate, images_per_second=speed)
 
-
-def _step(
-    model: nn.Module,
-    optimizer: Any,
-    data: ImageArrays,
-    index: Tensor,
-    preprocessing: Preprocessing,
-    job: Job,
-    accelerator: Accelerator,
-    step: int,
-) -> Tensor:
-    """One update; returns the loss, detached, without waiting for the device."""
-    recipe = job.recipe
-    draw = (recipe.seed << 40) + step * accelerator.num_processes + accelerator.process_index
-    torch.manual_seed(draw)
-    generator = torch.Generator().manual_seed(draw)
-    index = index.to(data.images.device)
-    images = random_shift(data.images[index], recipe.shift, generator)
-    with accelerator.autocast():
-        logits = model(preprocessing.normalize(images))
-    loss = nn.functional.cross_entropy(logits.float(), data.targets[index], label_smoothing=recipe.label_smoothing)
-    accelerator.backward(loss)
-    if recipe.clip is not None:
-        accelerator.clip_grad_norm_(model.parameters(), recipe.clip)
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
-    return loss.detach()
-
-
-def _training_set(job: Job, device: torch.device) -> ImageArrays:
-    data = open_dataset(job.dataset, "train", job.data_dir)
-    if job.recipe.samples is not None:
-        data = data.first(job.recipe.samples)
-    return data.to(device)
-
-
-def _prepare(folder: Path, *, resume: bool, overwrite: bool) -> dict[str, Any] | None:
-    """Make the folder ready; the state to go on from, or None to start. Nothing is discarded unasked."""
-    if resume and overwrite:
-        raise UsageError("--resume goes on and --overwrite starts anew: give one of them")
-    unfinished = (folder / checkpoint.FILE).is_file()
-    finished = (folder / result.FILE).is_file()
-    if folder.is_file():
-        raise UsageError(f"{folder} is a file; --output needs a folder")
-    if resume:
-        if unfinished:
-            return checkpoint.load(folder)
-        if finished:
-            raise UsageError(f"the training in {folder} is finished; --overwrite starts it anew")
-        raise NotFoundError(f"there is no checkpoint in {folder} to resume from; leave --resume out to start")
-    if (unfinished or finished) and not overwrite:
-        what = "an unfinished training; --resume goes on with it," if unfinished else "a finished training;"
-        raise UsageError(f"{folder} holds {what} --overwrite discards it, --output names another folder")
-    if overwrite:
-        for file in (checkpoint.FILE, *result.FILES):
-            (folder / file).unlink(missing_ok=True)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"cannot make the folder {folder}: {error.strerror}; choose another with --output") from None
-    for stale in folder.glob(".*.tmp"):  # left by a kill in the middle of a write
-        stale.unlink(missing_ok=True)
-    if shutil.disk_usage(folder).free < 50 << 20:
-        raise UsageError(f"less than 50 MB are free in {folder}; choose another place with --output")
-    return None
-
-
-def _same_training(
-    state: dict[str, Any], name: str, recipe: Recipe, model_args: dict[str, Any], folder: Path
-) -> None:
-    then = (state["name"], recipes.override(recipe, state["recipe"]), state["model_args"])
-    if then != (name, recipe, model_args):
-        changed = [
-            f"{key}={value!r}"
-            for key, value in state["recipe"].items()
-            if value != msgspec.to_builtins(recipe)[key]
-        ]
-        detail = f" ({', '.join(changed)})" if changed else ""
-        raise UsageError(
-            f"the checkpoint in {folder} belongs to {state['name']} with other settings{detail}; resume with the same"
-            " ones, or start anew with --overwrite"
-        )
-
-
-@contextlib.contextmanager
-def _accelerator(device: torch.device, precision: str) -> Iterator[Accelerator]:
-    """An Accelerator on exactly `device`; its process-wide state is taken back afterwards."""
-    if precision == "fp16" and device.type == "cpu":
-        raise UsageError("precision fp16 needs a GPU; on the CPU use bf16 or no")
-    before = os.environ.get("ACCELERATE_TORCH_DEVICE")
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
-        os.environ["ACCELERATE_TORCH_DEVICE"] = str(device)
-    AcceleratorState._reset_state(reset_partial_state=True)
-    try:
-        accelerator = Accelerator(mixed_precision=precision, cpu=device.type == "cpu")
-        yield accelerator
-        accelerator.end_training()
-    finally:
-        AcceleratorState._reset_state(reset_partial_state=True)
-        if before is None:
-            os.environ.pop("ACCELERATE_TORCH_DEVICE", None)
-        else:
-            os.environ["ACCELERATE_TORCH_DEVICE"] = before
-
-
-@contextlib.contextmanager
-def _stop_signal() -> Iterator[threading.Event]:
-    """An event that Ctrl-C or SIGTERM sets, so that the step in hand ends and the state is saved."""
-    stopped = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield stopped
-        return
-
-    def handler(number: int, frame: FrameType | None) -> None:
-        if stopped.is_set():
-            raise KeyboardInterrupt
-        stopped.set()
-
-    before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield stopped
-    finally:
-        for number, old in before.items():
-            signal.signal(number, old)
-
-
-def _bar(total: int, done: int, shown: bool, name: str) -> Any:
-    from tqdm import tqdm
-
-    return tqdm(total=total, initial=done, disable=not shown, desc=name, unit="step", dynamic_ncols=True)
+    def _report_test(self, log: Log | None, bar: Any) -> None:
+        if log is not None:
+            figures, epoch = evaluate(self.bare, self.test), self.step // self.epoch_steps
+            log.write(step=self.step, epoch=epoch, test=figures.to_dict())
+            bar.write(f"epoch {epoch}: test top-1 {figures.top1:.2f} %, loss {figures.loss:.4f}")
+        self._mark = self.step, time.perf_counter()

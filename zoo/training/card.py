@@ -1,0 +1,74 @@
+"""The model card: metadata for the Hub, what the model is, how it was made, what was measured and how."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml
+
+from zoo import registry
+from zoo.data import DATASETS
+
+
+def card(results: dict[str, Any]) -> str:
+    """The card of a training whose `results.json` says `results`; every figure in it comes from there."""
+    entry = registry.get(results["name"])
+    name, environment = results["name"], results["environment"]
+    what = f"{results['dataset']} {results['split']}"
+    top1 = f"{results['top1']:.2f} % ({results['correct']} of {results['total']})"
+    settings = ", ".join(f"{key} {value}" for key, value in results["recipe"].items())
+    metadata = yaml.safe_dump(_metadata(entry, results), sort_keys=False)
+    paper = f"The source's figure: {entry.paper.figure} ({entry.paper.source}).\n\n" if entry.paper else ""
+    return f"""---
+{metadata}---
+# {name}
+
+{entry.summary[0].upper()}{entry.summary[1:]}.
+
+| what | figure | measured by |
+| --- | --- | --- |
+| top-1 on {what} | {top1} | `{results["command"]}` |
+| cross-entropy on {what} | {results["loss"]:.4f} nats | `{results["command"]}` |
+| parameters | {results["parameters"]:,} | counted when the file was written |
+
+{paper}## Use
+
+```python
+import zoo
+
+model = zoo.load("{name}")
+zoo.predict(model, "picture.png")  # [(label, probability), ...]
+```
+
+## Training
+
+`zoo train {name}`: recipe `{entry.recipe}` ({settings}).
+{results["steps"]} steps in {results["training_seconds"]:.0f} s, with torch {environment["torch"]},
+timm {environment["timm"]}, on {environment["threads"]} CPU threads of a machine that did other work too.
+The log is in `log.jsonl`, all figures in `results.json`.
+"""
+
+
+def _metadata(entry: registry.Entry, results: dict[str, Any]) -> dict[str, Any]:
+    """What the Hub reads at the head of a card, in its own schema."""
+    dataset = {"name": results["dataset"], "type": DATASETS[results["dataset"]].repository, "split": results["split"]}
+    return {
+        "license": "apache-2.0",
+        "library_name": "timm",
+        "pipeline_tag": entry.task,
+        "tags": ["attention-zoo", entry.mechanism],
+        "datasets": [dataset["type"]],
+        "metrics": ["accuracy"],
+        "model-index": [
+            {
+                "name": results["name"],
+                "results": [
+                    {
+                        "task": {"type": entry.task},
+                        "dataset": dataset,
+                        "metrics": [{"type": "accuracy", "value": results["correct"] / results["total"]}],
+                    }
+                ],
+            }
+        ],
+    }
