@@ -16,7 +16,7 @@ from typing import Any
 import click
 
 from zoo import registry
-from zoo.errors import DamagedError, UsageError, ZooError
+from zoo.errors import DamagedError, NotFoundError, UsageError, ZooError
 
 
 class _Group(click.Group):
@@ -90,16 +90,21 @@ def list_(pattern: str | None, hidden: bool, as_json: bool) -> None:
 
         _print_json(msgspec.to_builtins(found))
     elif not found:
-        raise UsageError(f"no model matches {pattern!r}; `zoo list` shows all")
+        raise NotFoundError(f"no model matches {pattern!r}; `zoo list` shows all")
     elif sys.stdout.isatty():
         from rich.console import Console
         from rich.table import Table
 
-        table = Table("name", "what it is", "weights", "measured", box=None, header_style="bold")
+        console = Console()
+        table = Table(box=None, header_style="bold", pad_edge=False)
+        table.add_column("name", no_wrap=True)
+        for title in ("what it is", "weights", "measured")[: 3 if console.width >= 80 else 1]:
+            table.add_column(title)
         for entry in found:
-            ours = f"{entry.ours.metric} {entry.ours.value:g}" if entry.ours else ""
-            table.add_row(entry.name, entry.summary, "yes" if entry.weights.sha256 else "no", ours)
-        Console().print(table)
+            ours = f"{entry.ours.metric} {entry.ours.value:.2f}" if entry.ours else ""
+            row = (entry.name, entry.summary, "yes" if entry.weights.sha256 else "no", ours)
+            table.add_row(*row[: len(table.columns)])
+        console.print(table)
     else:
         for entry in found:
             click.echo(entry.name)

@@ -44,7 +44,7 @@ zoo.predict(model, "picture.png")  # [(label, probability), ...]
 
 `zoo train {name}`: recipe `{entry.recipe}` ({settings}).
 {results["steps"]} steps in {results["training_seconds"]:.0f} s, with torch {environment["torch"]},
-timm {environment["timm"]}, on {environment["threads"]} CPU threads of a machine that did other work too.
+timm {environment["timm"]}, on {environment["device"]} ({environment["threads"]} CPU threads).
 The log is in `log.jsonl`, all figures in `results.json`.
 """
 

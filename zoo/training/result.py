@@ -38,6 +38,7 @@ def write(
     test: ImageArrays,
     steps: int,
     seconds: float,
+    device: str,
 ) -> None:
     """Write the finished folder. `results.json` comes last and is measured on the model as it is read back."""
     save_weights(model, folder / "model.safetensors")
@@ -60,6 +61,7 @@ def write(
             "torch": torch.__version__,
             "timm": timm.__version__,
             "python": platform.python_version(),
+            "device": device,
             "threads": torch.get_num_threads(),
         },
     }

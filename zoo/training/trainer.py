@@ -188,7 +188,10 @@ class _Run:
                         f" `zoo train {job.name} --output {job.folder} --resume` goes on"
                     )
         if main:
-            result.write(job.folder, self.bare, job.name, job.recipe, job.dataset, self.test, self.total, self.seconds)
+            device = str(self.accelerator.device)
+            result.write(
+                job.folder, self.bare, job.name, job.recipe, job.dataset, self.test, self.total, self.seconds, device
+            )
             checkpoint.discard(job.folder)
 
     def _update(self) -> Tensor:
