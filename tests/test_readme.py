@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -11,6 +12,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from zoo import registry
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -22,12 +25,7 @@ def blocks(language: str) -> list[str]:
 
 
 def commands() -> list[str]:
-    return [
-        line.removeprefix("$ ")
-        for block in blocks("console")
-        for line in block.splitlines()
-        if line[:2] == "$ "
-    ]
+    return [line.removeprefix("$ ") for block in blocks("console") for line in block.splitlines() if line[:2] == "$ "]
 
 
 def run(command: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -35,9 +33,7 @@ def run(command: str, cwd: Path, **environment: str) -> subprocess.CompletedProc
     bin_folder = Path(sys.executable).parent
     path = f"{bin_folder}{os.pathsep}{os.environ['PATH']}"
     everything = {**os.environ, "PATH": path, "HF_HUB_OFFLINE": "1", **environment}
-    return subprocess.run(
-        command, shell=True, cwd=cwd, env=everything, capture_output=True, text=True, check=False
-    )
+    return subprocess.run(command, shell=True, cwd=cwd, env=everything, capture_output=True, text=True, check=False)
 
 
 @pytest.fixture(scope="module")
@@ -108,6 +104,18 @@ def test_the_table_of_models_is_that_of_the_registry() -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize("results", sorted(ROOT.glob("weights/*/results.json")), ids=lambda path: path.parent.name)
+def test_the_figures_are_those_of_the_weights(results: Path) -> None:
+    """What the registry says, and the table with it, is what was measured on the file that lies there."""
+    measured, entry = json.loads(results.read_text(encoding="utf-8")), registry.get(results.parent.name)
+    assert entry.ours is not None
+    assert entry.ours.value == pytest.approx(measured[entry.ours.metric], abs=5e-3)
+    assert entry.ours.command == measured["command"]
+    weights = results.with_name("model.safetensors").read_bytes()
+    assert entry.weights.sha256 == measured["sha256"] == hashlib.sha256(weights).hexdigest()
+    assert entry.weights.bytes == measured["bytes"] == len(weights)
+
+
 def test_the_tree_names_what_is_there() -> None:
     (tree,) = [block for block in blocks("text") if "registry.yaml" in block]
     named: list[Path] = []
@@ -121,16 +129,10 @@ def test_the_tree_names_what_is_there() -> None:
         assert re.search(r"\S {2,}\S", line), f"{name} is not explained"
     assert not [str(path) for path in named if not (ROOT / path).exists()]
     top = {path.parts[0] for path in named}
-    folders = {
-        p.name for p in ROOT.iterdir() if p.is_dir() and not p.name.startswith(".") and list(p.rglob("*.py"))
-    }
+    folders = {p.name for p in ROOT.iterdir() if p.is_dir() and not p.name.startswith(".") and list(p.rglob("*.py"))}
     ignored = {"build", "dist", "runs", "exports"}
     assert not {name for name in folders - ignored if not name.endswith(".egg-info")} - top
-    parts = {
-        path
-        for path in (ROOT / "zoo").iterdir()
-        if path.name not in ("__pycache__", "__main__.py", "py.typed")
-    }
+    parts = {path for path in (ROOT / "zoo").iterdir() if path.name not in ("__pycache__", "__main__.py", "py.typed")}
     assert not parts - {ROOT / path for path in named}
 
 
