@@ -1,12 +1,13 @@
-"""phi_1(Z) U for the core of a skew exponential, as one Chebyshev series in Z^2.
+"""phi_1(Z) U for the core of a skew exponential: one Chebyshev series, and its adjoint by hand.
 
 With spectrum ±i theta, 0 <= theta <= rho, phi_1(Z) = (e^Z - 1)/Z splits into
 
     phi_1(Z) = e(Z^2) + Z o(Z^2),   e = sin(theta)/theta,   o = (1 - cos(theta))/theta^2,
 
 both entire in theta^2. In x = 2 theta^2/rho^2 - 1, that is X = -(2/rho^2) Z^2 - I, the action is
-sum_j T_j(X) (e_j U + o_j Z U), by Clenshaw's recurrence one thin matrix product a degree, and its
-adjoint runs the same recurrence the other way.
+sum_j T_j(X) (e_j U + o_j Z U). Half the degrees are saved by T_2i(x) = T_i(y) and T_2i+1(x) = x W_i(y) with
+y = 2 x^2 - 1: then it is sum_i T_i(Y) (a_i U + b_i Z U + c_i X U + d_i X Z U), by Clenshaw's recurrence one thin
+product for two degrees. (It is also the more accurate order: 3e-6 against 7e-6 in float32 at rho = 35.)
 """
 
 from __future__ import annotations
@@ -17,11 +18,10 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-Table = tuple[tuple[float, float], ...]
+Series = tuple[tuple[float, float, float, float], ...]
 
 
-@lru_cache(maxsize=256)
-def coefficients(rho: float, eps: float) -> Table:
+def coefficients(rho: float, eps: float) -> list[tuple[float, float]]:
     """The pairs (e_j, o_j), j = 0..degree, that hold on 0 <= theta <= rho to the rounding unit `eps`.
 
     From e = int_0^1 cos(s theta) ds, o = int_0^1 (1 - s) cos(s theta) ds and the Jacobi-Anger series,
@@ -30,8 +30,8 @@ def coefficients(rho: float, eps: float) -> Table:
         o_j = w_j (4 / rho^2) B_{2j+2},   B_n = A_n + B_{n+2},     w_j = (2 - [j = 0]) (-1)^j,
 
     J_n the Bessel functions, by Miller's backward recurrence: every coefficient to full relative
-    precision. What is cut off, weighted as it enters S phi_1(S) (rho |e_j| + rho^2 |o_j|), stays below an
-    eighth of the error eps * max(1, rho) that rounding S makes.
+    precision. What is cut off, weighted as it enters S phi_1(S) (rho |e_j| + rho^2 |o_j|), stays below half
+    the error eps * max(1, rho) that rounding S makes.
     """
     start = 2 * int(rho / 2 + 6 * rho ** (1 / 3) + 20)
     bessel = [0.0] * (start + 3)
@@ -44,45 +44,97 @@ def coefficients(rho: float, eps: float) -> Table:
     for n in range(start, -1, -1):
         first[n] += first[n + 2]
         second[n] = first[n] + second[n + 2]
-    table, cut = [], 0.0
+    pairs: list[tuple[float, float]] = []
+    rest = 0.0
     for j in range(start // 2 - 1, -1, -1):
-        sign = (2.0 if j else 1.0) * (-1.0) ** j
-        even, odd = sign * 2 / rho * first[2 * j + 1], sign * 4 / rho**2 * second[2 * j + 2]
-        cut += rho * abs(even) + rho * rho * abs(odd)
-        if j < 2 or cut > 0.125 * eps * max(1.0, rho):
-            table.append((even, odd))
-    return tuple(reversed(table))
+        weight = (2.0 if j else 1.0) * (-1.0) ** j
+        even, odd = weight * 2 / rho * first[2 * j + 1], weight * 4 / rho**2 * second[2 * j + 2]
+        rest += rho * abs(even) + rho * rho * abs(odd)
+        # At least degree 3, and an odd degree: an even one would cost as much as the odd one above it.
+        if pairs or j <= 3 or (j % 2 and rest > 0.5 * eps * max(1.0, rho)):
+            pairs.append((even, odd))
+    return pairs[::-1]
 
 
-def clenshaw(twice_x: Tensor, u: Tensor, zu: Tensor, table: Table) -> list[Tensor]:
-    """Clenshaw's terms b_0, b_1, ..., b_degree; b_0 is sum_j T_j(X) (e_j U + o_j Z U).
+@lru_cache(maxsize=256)
+def series(rho: float, eps: float) -> Series:
+    """The quadruples (a_i, b_i, c_i, d_i) of the module's docstring, from `coefficients`."""
+    pairs = coefficients(rho, eps)
+    odd_part = [[0.0, 0.0] for _ in pairs[1::2]]
+    for i, (even, odd) in enumerate(pairs[1::2]):
+        for j in range(i + 1):  # W_i(y) = 2 T_i - 2 T_{i-1} + ... ± T_0
+            weight = (-1.0) ** (i - j) * (2.0 if j else 1.0)
+            odd_part[j][0] += weight * even
+            odd_part[j][1] += weight * odd
+    return tuple((*pair, *odd) for pair, odd in zip(pairs[0::2], odd_part, strict=True))
 
-    twice_x: (batch, m, m), holding 2X. u, zu: (batch, m, n).
+
+def action(z: Tensor, u: Tensor, rho: float, table: Series) -> tuple[Tensor, ...]:
+    """phi_1(Z) U, and what its adjoint needs.
+
+    z: (batch, m, m), u: (batch, m, n). Returns Z U, X, 2Y and Clenshaw's terms, the result first. Where
+    (tr Z^4 / 2)^(1/4), an upper bound of |theta|, exceeds rho, the result is NaN.
     """
+    eye = torch.eye(z.shape[-1], dtype=z.dtype, device=z.device).expand(z.shape)
+    zu = torch.bmm(z, u)
+    x = torch.baddbmm(eye, z, z, beta=-1.0, alpha=-2.0 / rho**2)
+    twice_y = torch.baddbmm(eye, x, x, beta=-2.0, alpha=4.0)
+    blocks = (u, zu, torch.bmm(x, u), torch.bmm(x, zu))
     terms: list[Tensor] = []
-    for j in range(len(table) - 1, -1, -1):
-        even, odd = table[j]
-        term = torch.mul(u, even).add_(zu, alpha=odd)
+    for i in range(len(table) - 1, -1, -1):
+        term = _combine(blocks, table[i])
         if len(terms) > 1:
             term.sub_(terms[-2])
         if terms:
-            term.baddbmm_(twice_x, terms[-1], alpha=1.0 if j else 0.5)
+            term.baddbmm_(twice_y, terms[-1], alpha=1.0 if i else 0.5)
         terms.append(term)
-    return terms[::-1]
+    terms[-1] = terms[-1] + beyond(x, twice_y)
+    return (zu, x, twice_y, *terms[::-1])
 
 
-def clenshaw_adjoint(
-    twice_x: Tensor, terms: list[Tensor], table: Table, grad: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of 2X, U and ZU from the gradient of b_0 and the stored terms of `clenshaw`."""
-    transposed = twice_x.mT
-    grad_u, grad_zu = torch.mul(grad, table[0][0]), torch.mul(grad, table[0][1])
-    grad_twice_x = torch.bmm(grad, terms[1].mT).mul_(0.5)
-    before, now = grad, torch.bmm(transposed, grad).mul_(0.5)
-    for j in range(1, len(table)):
-        grad_u.add_(now, alpha=table[j][0])
-        grad_zu.add_(now, alpha=table[j][1])
-        if j + 1 < len(table):
-            grad_twice_x.baddbmm_(now, terms[j + 1].mT)
-            before, now = now, torch.baddbmm(before, transposed, now, beta=-1.0)
-    return grad_twice_x, grad_u, grad_zu
+def beyond(x: Tensor, twice_y: Tensor) -> Tensor:
+    """0 where tr Z^4 <= 2 rho^4, NaN elsewhere: (batch, 1, 1). tr (X + I)^2 = (4 / rho^4) tr Z^4."""
+    trace = 0.25 * _trace(twice_y) + 2.0 * _trace(x) + 1.5 * x.shape[-1]
+    return torch.where(trace <= 8.0, 0.0, math.nan).to(x.dtype)[:, None, None]
+
+
+def action_adjoint(
+    z: Tensor, u: Tensor, rho: float, table: Series, saved: tuple[Tensor, ...], turned: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The adjoint of `action` for Z = J G, G symmetric, in turned coordinates.
+
+    J Z^T = -Z J, so J times every gradient follows the recurrence of `action` itself, with Z for Z^T: nothing
+    is transposed. J^T X and J^T Y are skew, so of their gradients the skew part alone counts, and the two
+    products of a squaring's adjoint fall into one.
+
+    turned: J times the gradient of the result, overwritten. Returns (Gamma, J gradient of U), Gamma + Gamma^T
+    the gradient of G as it enters G = M^T M.
+    """
+    zu, x, twice_y, *terms = saved
+    skew_y = torch.bmm(turned, terms[1].mT).mul_(-0.5)
+    totals = [torch.mul(turned, weight) for weight in table[0]]
+    before, now = turned, torch.bmm(twice_y, turned).mul_(0.5)
+    for i in range(1, len(table)):
+        for total, weight in zip(totals, table[i], strict=True):
+            total.add_(now, alpha=weight)
+        if i + 1 < len(table):
+            skew_y.baddbmm_(now, terms[i + 1].mT, alpha=-1.0)
+            before, now = now, before.baddbmm_(twice_y, now, beta=-1.0)
+    grad_u, grad_zu, grad_xu, grad_xzu = totals
+    skew_x = torch.bmm(x, skew_y - skew_y.mT)
+    skew_x.baddbmm_(grad_xu, u.mT, beta=4.0, alpha=-1.0).baddbmm_(grad_xzu, zu.mT, alpha=-1.0)
+    grad_zu.baddbmm_(x, grad_xzu)
+    grad_u.baddbmm_(x, grad_xu).baddbmm_(z, grad_zu, alpha=-1.0)
+    gamma = torch.bmm(z, skew_x - skew_x.mT)
+    return gamma.baddbmm_(grad_zu, u.mT, beta=2.0 / rho**2, alpha=-1.0), grad_u
+
+
+def _combine(blocks: tuple[Tensor, ...], weights: tuple[float, ...]) -> Tensor:
+    total = torch.mul(blocks[0], weights[0])
+    for block, weight in zip(blocks[1:], weights[1:], strict=True):
+        total.add_(block, alpha=weight)
+    return total
+
+
+def _trace(x: Tensor) -> Tensor:
+    return x.diagonal(dim1=-2, dim2=-1).sum(-1)

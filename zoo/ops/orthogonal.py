@@ -12,14 +12,12 @@ Shapes below: w = head_dim, m = 2 w, n = value_dim, and "batch" is every leading
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from zoo.errors import UsageError
-from zoo.ops._chebyshev import Table, clenshaw, clenshaw_adjoint, coefficients
+from zoo.ops._gram import gram_attention
 
 
 def orthogonal_attention(
@@ -108,103 +106,21 @@ def _scale(alpha: float | Tensor, q: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _gram(q: Tensor, k: Tensor, v: Tensor, scale: Tensor, max_norm: float | None) -> Tensor:
-    """q, k: (batch, tokens, w), v: (batch, tokens, n), scale: (batch or 1, 1, 1)."""
     if max_norm is None:
         max_norm = _bound_of(q, k, scale)
-    table = coefficients(float(max_norm), torch.finfo(q.dtype).eps)
-    inputs = (q, k, v, scale)
-    if torch.is_grad_enabled() and any(x.requires_grad for x in inputs) and not torch.compiler.is_exporting():
-        return _GramAction.apply(*inputs, float(max_norm), table)
-    return _forward(*inputs, float(max_norm), table)[0]
+    return gram_attention(q, k, v, scale, float(max_norm))
 
 
 def _bound_of(q: Tensor, k: Tensor, scale: Tensor) -> float:
     with torch.no_grad():
         m = torch.cat((q, k), -1).double()
-        z = _turn(torch.bmm(m.mT, m)) * scale
+        half = q.shape[-1]
+        g = torch.bmm(m.mT, m)
+        z = torch.cat((g[:, half:], -g[:, :half]), 1) * scale
         square = torch.bmm(z, z)
         norms = (0.5 * (square * square.mT).sum((-2, -1))).clamp_min(0).pow(0.25)
         norms = norms[norms.isfinite()]
         return max(1e-3, 1.01 * float(norms.max())) if norms.numel() else 1.0
-
-
-def _turn(p: Tensor) -> Tensor:
-    """J P for P: (batch, m, any)."""
-    half = p.shape[-2] // 2
-    return torch.cat((p[..., half:, :], -p[..., :half, :]), -2)
-
-
-def _forward(
-    q: Tensor, k: Tensor, v: Tensor, scale: Tensor, rho: float, table: Table
-) -> tuple[Tensor, tuple[Tensor, ...], list[Tensor]]:
-    if torch.is_autocast_enabled(q.device.type):
-        with torch.autocast(q.device.type, enabled=False):
-            return _forward(q, k, v, scale, rho, table)
-    w, m = q.shape[-1], 2 * q.shape[-1]
-    tokens = torch.cat((q, k, v), -1)
-    # Diagonal shear: K <- K - Q diag(r) leaves S as it is and takes away the cancellation in Q K^T - K Q^T.
-    # One reduction for both products, so that q = k gives r = 1 and K = 0 exactly.
-    dots = (tokens[..., :m].unflatten(-1, (2, w)) * tokens[..., None, :w]).sum(1)
-    ratio = (dots[:, 1] / torch.where(dots[:, 0] == 0, 1.0, dots[:, 0]))[:, None, :]
-    tokens[..., w:m].addcmul_(tokens[..., :w], ratio, value=-1.0)
-    sheared = tokens[..., :m]
-    gram = torch.bmm(sheared.mT, tokens)  # M^T [M, V]
-    zu = _turn(gram).mul_(scale)  # [Z, U]
-    z, u = zu[..., :m], zu[..., m:]
-    zzu = torch.bmm(z, zu)  # [Z^2, Z U]
-    square = zzu[..., :m]
-    fourth = (square * square.mT).sum((-2, -1), keepdim=True)  # tr Z^4 = 2 sum theta^4
-    beyond = torch.where(fourth <= 2.0 * rho**4, 0.0, math.nan).to(q.dtype)
-    twice_x = square * (-4.0 / rho**2)
-    twice_x.diagonal(dim1=-2, dim2=-1).sub_(2.0)
-    terms = clenshaw(twice_x, u, zzu[..., m:], table)
-    y = terms[0] + beyond
-    out = torch.baddbmm(tokens[..., m:], sheared, y)
-    return out, (tokens, ratio, gram, scale, twice_x, beyond, y), terms
-
-
-class _GramAction(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, scale: Tensor, rho: float, table: Table) -> Tensor:
-        out, saved, terms = _forward(q, k, v, scale, rho, table)
-        ctx.save_for_backward(*saved, *terms[1:])
-        ctx.rho, ctx.table = rho, table
-        return out
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        if torch.is_autocast_enabled(grad.device.type):
-            with torch.autocast(grad.device.type, enabled=False):
-                return (*_backward(ctx, grad), None, None)
-        return (*_backward(ctx, grad), None, None)
-
-
-def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    tokens, ratio, gram, scale, twice_x, beyond, y, *terms = ctx.saved_tensors
-    m = gram.shape[-2]
-    w = m // 2
-    sheared = tokens[..., :m]
-    zu = _turn(gram).mul_(scale)
-    grad_y = torch.bmm(sheared.mT, grad).add_(beyond)
-    grad_x2, grad_u, grad_z_u = clenshaw_adjoint(twice_x, [y, *terms], ctx.table, grad_y)
-    grad_zzu = torch.cat((grad_x2.mul_(-4.0 / ctx.rho**2), grad_z_u), -1)
-    grad_zu = torch.bmm(zu[..., :m].mT, grad_zzu)
-    grad_zu[..., :m].baddbmm_(grad_zzu, zu.mT)
-    grad_zu[..., m:].add_(grad_u)
-    grad_gram = _turn(grad_zu).neg_()  # J^T = -J
-    grad_scale = None
-    if ctx.needs_input_grad[3]:
-        grad_scale = (grad_gram * gram).sum((-2, -1), keepdim=True).sum_to_size(scale.shape)
-    grad_gram.mul_(scale)
-    grad_v = torch.baddbmm(grad, sheared, grad_gram[..., m:])
-    inner = grad_gram.mT.contiguous()
-    inner[:, :m].add_(grad_gram[..., :m])
-    grad_sheared = torch.bmm(tokens, inner).baddbmm_(grad, y.mT)
-    grad_q, grad_k = grad_sheared[..., :w], grad_sheared[..., w:]
-    # The shear does not change the result, so its ratio has no gradient.
-    grad_q.addcmul_(grad_k, ratio, value=-1.0)
-    return grad_q, grad_k, grad_v, grad_scale
 
 
 _FORMS = {"gram": _gram}
