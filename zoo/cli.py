@@ -121,17 +121,7 @@ def info(name: str, as_json: bool) -> None:
     if as_json:
         _print_json(facts)
         return
-    for key, value in facts.items():
-        if value not in (None, {}, [], (), False):
-            parts = value.items() if isinstance(value, dict) else None
-            text = (
-                ", ".join(f"{part} {what}" for part, what in parts if what is not None)
-                if parts is not None
-                else ", ".join(map(str, value))
-                if isinstance(value, list | tuple)
-                else value
-            )
-            click.echo(f"{key:14} {text or '-'}")
+    _print_facts({key: value for key, value in facts.items() if value != {}})
 
 
 @main.command()
@@ -224,6 +214,126 @@ def eval_(name: str, batch: int, data_dir: str | None, device: str, as_json: boo
     else:
         for key, value in figures.items():
             click.echo(f"{key:8} {value:.4f}" if isinstance(value, float) else f"{key:8} {value}")
+
+
+@main.command()
+@click.argument("names", nargs=-1, metavar="[NAME]...")
+@click.option("--onnx", is_flag=True, help="One ONNX file a model, checked against torch before it gets its name.")
+@click.option(
+    "-o", "--output", type=click.Path(), default="exports", show_default=True, help="Folder for NAME/model.onnx."
+)
+@click.option("--opset", type=int, default=20, show_default=True, help="Version of the ONNX operators, 18 to 23.")
+@_DATA_DIR
+@_JSON
+def export(names: tuple[str, ...], onnx: bool, output: str, opset: int, data_dir: str | None, as_json: bool) -> None:
+    """Export the models NAMES, or all whose weights are at hand, to OUTPUT/NAME/model.onnx."""
+    from zoo import hub
+    from zoo.export import to_onnx
+    from zoo.loading import load
+
+    if not onnx:
+        raise UsageError("say what to export to: --onnx")
+    chosen = names or tuple(name for name in registry.names() if hub.at_hand(registry.get(name)))
+    if not chosen:
+        raise NotFoundError("no model has its weights at hand; `zoo train NAME` makes some")
+    reports = []
+    for name in chosen:
+        model = load(name)
+        path = Path(output) / str(model.pretrained_cfg["zoo_name"]) / "model.onnx"
+        report = to_onnx(model, path, opset=opset, samples=_samples(model, data_dir))
+        reports.append(report.to_dict())
+        if not as_json:
+            click.echo(f"{report.path}\t{report.bytes} bytes")
+            click.echo(f"zoo: {report}", err=True)
+    if as_json:
+        _print_json(reports)
+
+
+def _samples(model: Any, data_dir: str | None) -> Any:
+    """Real test pictures for the model's check, or None, with a word, where its data set is not at hand."""
+    from zoo.data import open_dataset
+    from zoo.data.preprocessing import Preprocessing
+    from zoo.export import samples_of
+
+    try:
+        dataset = open_dataset(model.pretrained_cfg["dataset"], "test", data_dir)
+    except ZooError as error:
+        if data_dir is not None:
+            raise
+        click.echo(f"zoo: checking on noise instead of real pictures: {error}", err=True)
+        return None
+    return samples_of(dataset, Preprocessing.of(model))
+
+
+@main.command()
+@click.argument("names", nargs=-1, metavar="[NAME]...")
+@_DEVICE
+@click.option("--batch-size", type=int, default=1, show_default=True, help="Pictures a call.")
+@click.option("--backend", "backends", multiple=True, help="eager or onnxruntime; again for both.  [default: both]")
+@click.option("--repeats", type=int, default=50, show_default=True, help="Rounds that are measured.")
+@click.option("--warmup", type=int, default=10, show_default=True, help="Rounds before them that are not.")
+@click.option("--threads", type=int, help="Of torch and ONNX Runtime alike.  [default: torch's]")
+@click.option("--twin/--no-twin", default=True, help="Time the same network with standard attention beside it.")
+@_JSON
+def bench(
+    names: tuple[str, ...],
+    device: str,
+    batch_size: int,
+    backends: tuple[str, ...],
+    repeats: int,
+    warmup: int,
+    threads: int | None,
+    twin: bool,
+    as_json: bool,
+) -> None:
+    """Time the models NAMES, or all whose weights are at hand, on DEVICE, each beside its twin."""
+    from zoo import hub
+    from zoo.bench import run
+
+    chosen = names or tuple(name for name in registry.names() if hub.at_hand(registry.get(name)))
+    options = {"backends": backends} if backends else {}
+    report = run(
+        chosen,
+        device=device,
+        batch_size=batch_size,
+        repeats=repeats,
+        warmup=warmup,
+        threads=threads,
+        twin=twin,
+        **options,
+    )
+    for line in report.warnings:
+        click.echo(f"zoo: {line}", err=True)
+    if as_json:
+        _print_json(report.to_dict())
+    else:
+        click.echo(report.table())
+
+
+@main.command()
+@_JSON
+def env(as_json: bool) -> None:
+    """Show versions, devices and threads, and installations that do not work together."""
+    from zoo.bench import environment
+
+    facts = environment()
+    for line in facts["warnings"]:
+        click.echo(f"zoo: {line}", err=True)
+    if as_json:
+        _print_json(facts)
+    else:
+        _print_facts(facts)
+
+
+def _print_facts(facts: dict[str, Any], indent: str = "") -> None:
+    """Nested facts as aligned lines; what is None or empty is left out."""
+    for key, value in facts.items():
+        if isinstance(value, dict):
+            click.echo(f"{indent}{key}")
+            _print_facts(value, indent + "  ")
+        elif value not in (None, [], (), "", False):
+            text = ", ".join(map(str, value)) if isinstance(value, list | tuple) else value
+            click.echo(f"{indent}{key:{max(1, 22 - len(indent))}} {text}")
 
 
 def _settings(words: Sequence[str]) -> dict[str, Any]:

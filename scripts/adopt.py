@@ -1,0 +1,51 @@
+"""Take finished trainings into the checkout: `python scripts/adopt.py runs/osa-vit-mnist ...`.
+
+Copies each folder to `weights/NAME/` and writes size, sha256 and measured figure into the entry in `registry.yaml`.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+from zoo import hub
+from zoo.files import write_text
+from zoo.training import result
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def adopt(folder: Path) -> None:
+    """Copy one finished folder and state its facts."""
+    facts = json.loads((folder / result.FILE).read_text(encoding="utf-8"))
+    weights = folder / "model.safetensors"
+    if hub.sha256_of(weights) != facts["sha256"]:
+        raise SystemExit(f"{weights} is not the file that {folder / result.FILE} was measured on")
+    target = ROOT / "weights" / facts["name"]
+    target.mkdir(parents=True, exist_ok=True)
+    for name in result.FILES:
+        shutil.copyfile(folder / name, target / name)
+    state(facts)
+
+
+def state(facts: dict[str, object]) -> None:
+    """Replace the lines `weights` and `ours` of the entry, leaving the rest of the file as it is."""
+    path = ROOT / "registry.yaml"
+    lines = path.read_text(encoding="utf-8").splitlines()
+    start = lines.index(f"{facts['name']}:")
+    end = next((i for i in range(start + 1, len(lines)) if lines[i][:1] not in ("", " ", "#")), len(lines))
+    while not lines[end - 1].strip():
+        end -= 1
+    kept = [line for line in lines[start:end] if not line.startswith(("  weights:", "  ours:"))]
+    kept.append(f"  weights: {{sha256: {facts['sha256']}, bytes: {facts['bytes']}}}")
+    kept.append(f"  ours: {{metric: top1, value: {facts['top1']}, command: {facts['command']}}}")
+    write_text(path, "\n".join([*lines[:start], *kept, *lines[end:]]) + "\n")
+
+
+if __name__ == "__main__":
+    if not sys.argv[1:]:
+        raise SystemExit(__doc__)
+    for argument in sys.argv[1:]:
+        adopt(Path(argument))
