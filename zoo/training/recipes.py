@@ -38,7 +38,7 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
 
 RECIPES = {
-    "mnist": Recipe(epochs=20, lr=2e-3, shift=2),
+    "mnist": Recipe(epochs=16, lr=1e-3, warmup=0.1, shift=1),
     "test-mnist": Recipe(epochs=1, batch_size=32, lr=2e-3, shift=1, samples=320, log_every=2, save_every=4),
 }
 
