@@ -207,7 +207,8 @@ def _native_stderr() -> Iterator[Callable[[], str]]:
         except OSError:  # no stderr at all
             yield read
             return
-        sys.stderr.flush() if sys.stderr else None
+        if sys.stderr:
+            sys.stderr.flush()
         os.dup2(file.fileno(), 2)
         try:
             yield read
