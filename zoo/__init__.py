@@ -38,20 +38,22 @@ _MODULES = ("bench", "data", "errors", "export", "hub", "layers", "models", "ops
 __all__ = ["ZooError", "info", "list_models", "load", "predict", "transform"]
 
 
-def __getattr__(name: str) -> Any:
-    if name in _FACE:
-        module, attribute = _FACE[name]
-        return getattr(importlib.import_module(module), attribute)
-    if name in _MODULES:
-        return importlib.import_module(f"zoo.{name}")
-    if name == "__version__":
-        from importlib.metadata import PackageNotFoundError, version
+if not TYPE_CHECKING:  # a type checker would take any misspelt name for one of these
 
-        try:
-            return version("attention-zoo")
-        except PackageNotFoundError:  # a bare checkout on the path
-            return "0+unknown"
-    raise AttributeError(f"module 'zoo' has no attribute {name!r}")
+    def __getattr__(name: str) -> Any:
+        if name in _FACE:
+            module, attribute = _FACE[name]
+            return getattr(importlib.import_module(module), attribute)
+        if name in _MODULES:
+            return importlib.import_module(f"zoo.{name}")
+        if name == "__version__":
+            from importlib.metadata import PackageNotFoundError, version
+
+            try:
+                return version("attention-zoo")
+            except PackageNotFoundError:  # a bare checkout on the path
+                return "0+unknown"
+        raise AttributeError(f"module 'zoo' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

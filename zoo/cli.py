@@ -229,7 +229,7 @@ def export(names: tuple[str, ...], onnx: bool, output: str, opset: int, data_dir
     """Export the models NAMES, or all whose weights are at hand, to OUTPUT/NAME/model.onnx."""
     from zoo import hub
     from zoo.export import to_onnx
-    from zoo.loading import load
+    from zoo.loading import facts, load
 
     if not onnx:
         raise UsageError("say what to export to: --onnx")
@@ -239,7 +239,7 @@ def export(names: tuple[str, ...], onnx: bool, output: str, opset: int, data_dir
     reports = []
     for name in chosen:
         model = load(name)
-        path = Path(output) / str(model.pretrained_cfg["zoo_name"]) / "model.onnx"
+        path = Path(output) / str(facts(model)["zoo_name"]) / "model.onnx"
         report = to_onnx(model, path, opset=opset, samples=_samples(model, data_dir))
         reports.append(report.to_dict())
         if not as_json:

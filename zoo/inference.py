@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from zoo.data.images import Source, open_image, picture_suffixes
 from zoo.data.preprocessing import Preprocessing
 from zoo.errors import DamagedError, NotFoundError, UsageError, ZooError
+from zoo.loading import facts
 
 
 @dataclass(frozen=True)
@@ -157,6 +158,6 @@ def _probabilities(model: nn.Module, pixels: Tensor) -> Tensor:
 
 
 def _ranked(model: nn.Module, probabilities: Tensor, top: int) -> list[tuple[str, float]]:
-    labels = model.pretrained_cfg.get("label_names") or [str(index) for index in range(len(probabilities))]
+    labels = facts(model).get("label_names") or [str(index) for index in range(len(probabilities))]
     scores, indices = probabilities.topk(min(top, len(probabilities)))
     return [(str(labels[index]), float(score)) for index, score in zip(indices.tolist(), scores, strict=True)]

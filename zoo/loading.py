@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import timm
 import torch
@@ -82,8 +82,13 @@ def load(
             )
         arguments = {**entry.arguments, **model_args}
         model = _create(entry.architecture, pretrained, arguments, pretrained_cfg_overlay=overlay)
-        model.pretrained_cfg.update(own_facts(entry))
+        facts(model).update(own_facts(entry))
     return model.to(device=place, dtype=dtype).eval()
+
+
+def facts(model: nn.Module) -> dict[str, Any]:
+    """What travels with a model (`model.pretrained_cfg`): timm's words, and `zoo_name`, `dataset`, `framing`."""
+    return cast(dict[str, Any], model.pretrained_cfg)
 
 
 def resolve_device(device: str | torch.device) -> torch.device:
@@ -122,7 +127,7 @@ def _from_folder(folder: Path, pretrained: bool, model_args: dict[str, Any]) -> 
         hub.check_safetensors(folder / "model.safetensors")
     model = _create(f"local-dir:{folder}", pretrained, model_args, shown=architecture)
     own.setdefault("zoo_name", folder.resolve().name)
-    model.pretrained_cfg.update({key: own.get(key) for key in OWN_FACTS})
+    facts(model).update({key: own.get(key) for key in OWN_FACTS})
     return model
 
 

@@ -32,7 +32,7 @@ class _Facts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     pass
 
 
-class Preprocess(_Facts):
+class Preprocess(_Facts, frozen=True):
     """What turns a picture into the tensor that the weights were trained on; timm's words and meanings.
 
     `framing` "digit" frames a picture of a handwritten digit as MNIST frames it; None resizes and crops.
@@ -47,7 +47,7 @@ class Preprocess(_Facts):
     framing: Literal["digit"] | None = None
 
 
-class Weights(_Facts):
+class Weights(_Facts, frozen=True):
     """Where weights are and how they are recognised. Unpublished: no repository. Not trained: no sha256."""
 
     repository: str | None = None
@@ -56,14 +56,14 @@ class Weights(_Facts):
     bytes: Size | None = None
 
 
-class Claim(_Facts):
+class Claim(_Facts, frozen=True):
     """A figure of the source, and where it stands there."""
 
     source: str
     figure: str | float
 
 
-class Measured(_Facts):
+class Measured(_Facts, frozen=True):
     """A figure of ours, in the unit of `metric`, and the command that measured it."""
 
     metric: str
@@ -71,7 +71,7 @@ class Measured(_Facts):
     command: str
 
 
-class Entry(_Facts):
+class Entry(_Facts, frozen=True):
     """One model: all facts about it, as `registry.yaml` states them."""
 
     name: str

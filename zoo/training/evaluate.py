@@ -12,7 +12,7 @@ from torch import nn
 from zoo.data import ImageArrays, open_dataset
 from zoo.data.preprocessing import Preprocessing
 from zoo.errors import DamagedError, UsageError
-from zoo.loading import load
+from zoo.loading import facts, load
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def evaluate_named(
     if batch_size < 1:
         raise UsageError(f"the batch size has to be 1 or more, got {batch_size}")
     model = load(name, device=device)
-    dataset = model.pretrained_cfg.get("dataset")
+    dataset = facts(model).get("dataset")
     if dataset is None:
         raise UsageError(f"nothing says on which data set {name} is to be evaluated")
     return evaluate(model, open_dataset(dataset, "test", data_dir), batch_size=batch_size)

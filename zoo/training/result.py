@@ -19,7 +19,7 @@ from zoo import hub
 from zoo.data import ImageArrays
 from zoo.errors import DamagedError
 from zoo.files import atomic, write_json, write_text
-from zoo.loading import load
+from zoo.loading import facts, load
 from zoo.models._build import OWN_FACTS
 from zoo.training.card import card
 from zoo.training.evaluate import evaluate
@@ -87,7 +87,7 @@ def save_weights(model: nn.Module, path: Path) -> None:
 
 def save_config(model: nn.Module, path: Path) -> None:
     """Write `config.json` in timm's form, what timm has no field for under the key "zoo"."""
-    own = {key: model.pretrained_cfg.pop(key, None) for key in OWN_FACTS}
+    own = {key: facts(model).pop(key, None) for key in OWN_FACTS}
     try:
         with atomic(path) as temporary:
             save_config_for_hf(model, str(temporary))
@@ -97,4 +97,4 @@ def save_config(model: nn.Module, path: Path) -> None:
             config["zoo"] = own
             temporary.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     finally:
-        model.pretrained_cfg.update(own)
+        facts(model).update(own)

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import torch
@@ -120,9 +120,8 @@ class _Run:
         if not self.epoch_steps:
             raise UsageError(f"batch_size {recipe.batch_size} is more than the {len(self.data)} training pictures")
         self.total = recipe.epochs * self.epoch_steps
-        groups = param_groups_weight_decay(
-            self.bare, recipe.weight_decay, no_weight_decay_list=self.bare.no_weight_decay()
-        )
+        spared = cast(Callable[[], set[str]], self.bare.no_weight_decay)()
+        groups = param_groups_weight_decay(self.bare, recipe.weight_decay, no_weight_decay_list=spared)
         self.optimizer = torch.optim.AdamW(groups, lr=recipe.lr, fused=True)
         self.schedule = torch.optim.lr_scheduler.OneCycleLR(
             self.optimizer, recipe.lr, total_steps=self.total, pct_start=recipe.warmup, cycle_momentum=False
