@@ -8,7 +8,8 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+import tomllib
+from collections.abc import Iterable, Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -215,6 +216,25 @@ def test_no_error_is_swallowed() -> None:
         if isinstance(node, ast.ExceptHandler) and swallows(node)
     ]
     assert not wrong, "\n".join(wrong)
+
+
+def test_every_import_is_declared() -> None:
+    """A package that happens to be there because another needs it is gone on the day that the other drops it."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    of_module = {"PIL": "pillow", "yaml": "pyyaml", "huggingface_hub": "huggingface-hub"}
+    extras = project["optional-dependencies"]
+
+    def named(requirements: list[str]) -> set[str]:
+        return {re.split(r"[^\w-]", line)[0].lower() for line in requirements} | {"zoo"}
+
+    def missing(paths: Iterable[Path], declared: set[str]) -> set[str]:
+        tops = {name.split(".")[0] for path in paths for name, _ in imported(tree(path), "zoo")}
+        return {of_module.get(top, top) for top in tops - sys.stdlib_module_names} - declared
+
+    ours = named(project["dependencies"]) | {"onnxruntime"}
+    assert not missing(modules().values(), ours | named(extras["plot"]))
+    assert not missing((ROOT / "scripts").glob("*.py"), ours)
+    assert not missing((ROOT / "tests").rglob("*.py"), ours | named(extras["test"]))
 
 
 def test_files_are_small() -> None:
