@@ -44,21 +44,25 @@ def coefficients(rho: float, eps: float) -> list[tuple[float, float]]:
     for n in range(start, -1, -1):
         first[n] += first[n + 2]
         second[n] = first[n] + second[n + 2]
-    pairs: list[tuple[float, float]] = []
-    rest = 0.0
-    for j in range(start // 2 - 1, -1, -1):
+    pairs, rest, degree = [], 0.0, 3
+    for j in range(start // 2):
         weight = (2.0 if j else 1.0) * (-1.0) ** j
-        even, odd = weight * 2 / rho * first[2 * j + 1], weight * 4 / rho**2 * second[2 * j + 2]
-        rest += rho * abs(even) + rho * rho * abs(odd)
-        # At least degree 3, and an odd degree: an even one would cost as much as the odd one above it.
-        if pairs or j <= 3 or (j % 2 and rest > 0.5 * eps * max(1.0, rho)):
-            pairs.append((even, odd))
-    return pairs[::-1]
+        pairs.append((weight * 2 / rho * first[2 * j + 1], weight * 4 / rho**2 * second[2 * j + 2]))
+    for j in range(len(pairs) - 1, 3, -1):
+        rest += rho * abs(pairs[j][0]) + rho * rho * abs(pairs[j][1])
+        if rest > 0.5 * eps * max(1.0, rho):
+            degree = j | 1  # an even degree would cost as much as the odd one above it
+            break
+    return pairs[: degree + 1]
 
 
-@lru_cache(maxsize=256)
 def series(rho: float, eps: float) -> Series:
-    """The quadruples (a_i, b_i, c_i, d_i) of the module's docstring, from `coefficients`."""
+    """The quadruples (a_i, b_i, c_i, d_i) of the module's docstring, from `coefficients`, computed once."""
+    compiling = torch.compiler.is_dynamo_compiling()  # which traces through a cache, and warns of it
+    return _series(rho, eps) if compiling else _cached_series(rho, eps)
+
+
+def _series(rho: float, eps: float) -> Series:
     pairs = coefficients(rho, eps)
     odd_part = [[0.0, 0.0] for _ in pairs[1::2]]
     for i, (even, odd) in enumerate(pairs[1::2]):
@@ -67,6 +71,9 @@ def series(rho: float, eps: float) -> Series:
             odd_part[j][0] += weight * even
             odd_part[j][1] += weight * odd
     return tuple((*pair, *odd) for pair, odd in zip(pairs[0::2], odd_part, strict=True))
+
+
+_cached_series = lru_cache(maxsize=256)(_series)
 
 
 def action(z: Tensor, u: Tensor, rho: float, table: Series) -> tuple[Tensor, ...]:

@@ -6,10 +6,11 @@ M's columns
 
     exp(S) V = V + M phi_1(Z) U,   Z = J M^T M,   U = J M^T V.
 
-Up to a norm of `DIRECT` phi_1(Z) U is one Chebyshev action (`_chebyshev`), with its adjoint by hand. Its rounding
-error grows with the square of the norm (theta^2 is known to eps rho^2). Beyond, F = phi_1(Z / 2^s) / 2^s is formed
-and doubled, F <- 2 F + F Z F, whose error grows with the norm alone, and which leaves a matrix of small norm in
-the same batch as exact as it was: at a norm of 860 in float32 3e-5 instead of 2e-4.
+Up to a norm of 16 phi_1(Z) U is one Chebyshev action (`_chebyshev`), with its adjoint by hand. Its rounding error
+grows with the square of the norm (theta^2 is known to eps rho^2). Beyond, F = phi_1(Z / 2^s) / 2^s is formed and
+doubled, F <- 2 F + F Z F, whose error grows with the norm alone and which leaves a matrix of small norm in the same
+batch as exact as it was; and since a norm of 900 alone costs float32 5e-5, whatever the form, this is done in
+float64 where the device has it.
 
 Shapes: q, k (..., heads, tokens, w), v (..., heads, tokens, n), c () or (heads, 1, 1), m = 2 w.
 """
@@ -26,21 +27,19 @@ from torch.autograd.function import once_differentiable
 from zoo.errors import UsageError
 from zoo.ops._chebyshev import Series, action, action_adjoint, beyond, series
 
-DIRECT = 16.0  # norms up to here take one Chebyshev action
-DOUBLED = 8.0  # norms above DIRECT are halved to this or less
 
-
-def gram_attention(q: Tensor, k: Tensor, v: Tensor, c: Tensor, max_norm: float | None) -> Tensor:
-    """exp(S) V of one dtype, float32 or float64; see `zoo.ops.orthogonal_attention`."""
+def gram_attention(q: Tensor, k: Tensor, v: Tensor, alpha: float | Tensor, max_norm: float | None) -> Tensor:
+    """exp(S) V of one dtype, float32 or float64, alpha a number, () or (heads, 1, 1)."""
     if torch.is_autocast_enabled(q.device.type):
         with torch.autocast(q.device.type, enabled=False):
-            return gram_attention(q, k, v, c, max_norm)
-    rho = _choose(q, k, c) if max_norm is None else float(max_norm)
-    doublings = math.ceil(math.log2(rho / DOUBLED)) if rho > DIRECT else 0
-    rho /= 2.0**doublings
-    table = series(rho, torch.finfo(q.dtype).eps * (0.05 if doublings else 1.0))
+            return gram_attention(q, k, v, alpha, max_norm)
+    c = _scale(alpha, q)
+    rho, doublings = _plan(_choose(q, k, c) if max_norm is None else max_norm)
+    if doublings and q.dtype == torch.float32 and q.device.type != "mps":
+        return gram_attention(q.double(), k.double(), v.double(), alpha, max_norm).to(q.dtype)
     inputs = (q, k, v, c)
     by_hand = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
+    table = series(rho, torch.finfo(q.dtype).eps * (0.05 if doublings else 1.0))
     if by_hand and not doublings and not torch.compiler.is_exporting():
         return _GramAttention.apply(*inputs, rho, table)
     tokens, _ = _sheared(q, k, c)
@@ -49,6 +48,24 @@ def gram_attention(q: Tensor, k: Tensor, v: Tensor, c: Tensor, max_norm: float |
     z, u = torch.bmm(turned.mT, both), torch.bmm(turned.mT, values)
     y = _doubled(z, u, rho, table, doublings) if doublings else action(z, u, rho, table)[3]
     return torch.baddbmm(values, both, y).view(v.shape)
+
+
+def _scale(alpha: float | Tensor, q: Tensor) -> Tensor:
+    """c = alpha / sqrt(w) in q's dtype."""
+    root = math.sqrt(q.shape[-1])
+    if isinstance(alpha, Tensor):
+        return (alpha if alpha.dtype == q.dtype else alpha.to(q.dtype)) / root
+    return torch.full((), alpha / root, dtype=q.dtype, device=q.device)
+
+
+def _plan(bound: float) -> tuple[float, int]:
+    """The rho of the Chebyshev action, and the doublings after it: none up to 16, else from 8 or less."""
+    if torch.compiler.is_dynamo_compiling():  # the length of the graph depends on it: it must not become symbolic
+        from torch.fx.experimental.symbolic_shapes import guard_scalar
+
+        bound = guard_scalar(bound)
+    doublings = math.ceil(math.log2(bound / 8.0)) if bound > 16.0 else 0
+    return bound / 2.0**doublings, doublings
 
 
 def _sheared(q: Tensor, k: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
@@ -86,7 +103,7 @@ def _doubled(z: Tensor, u: Tensor, rho: float, table: Series, doublings: int) ->
 
 
 class _GramAttention(torch.autograd.Function):
-    """Norms up to DIRECT, forward and backward each in two passes over the tokens."""
+    """Norms up to 16, forward and backward each in two passes over the tokens."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, c: Tensor, rho: float, table: Series) -> Tensor:
@@ -129,8 +146,7 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | 
 def _choose(q: Tensor, k: Tensor, c: Tensor) -> float:
     """A bound on ||S||_2 that covers the batch: a power of sqrt(2), at least 1.
 
-    Norms beyond 2^-10 / eps (8192 in float32) are left out, so that they come out as NaN: the angles themselves are
-    then known to three digits only.
+    What is not finite, or beyond 2^40, is left out, so that it comes out as NaN: the angles are lost there.
     """
     if torch.compiler.is_exporting():
         raise UsageError("max_norm=None chooses from the data and cannot be exported; give max_norm a number")
@@ -138,6 +154,6 @@ def _choose(q: Tensor, k: Tensor, c: Tensor) -> float:
     z = torch.bmm(_turned(tokens).mT, _both(tokens))
     fourth = torch.bmm(z, z)
     norms = (0.5 * (fourth * fourth.mT).sum((-2, -1))).clamp_min(0.0) ** 0.25
-    norms = torch.where(norms <= 2.0**-10 / torch.finfo(q.dtype).eps, norms, 0.0)
+    norms = torch.where(norms <= 2.0**40, norms, 0.0)
     largest = float(norms.max()) if norms.numel() else 0.0
     return 2.0 ** (0.5 * math.ceil(2.0 * math.log2(max(1.0, 1.01 * largest))))

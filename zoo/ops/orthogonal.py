@@ -52,28 +52,20 @@ def orthogonal_attention(
     if max_norm is not None and not 0.0 < max_norm < math.inf:
         raise UsageError(f"max_norm must be a positive, finite number of radians, or None; not {max_norm!r}")
     _check(q, k, v, alpha, key_mask)
-    dtype = torch.promote_types(torch.promote_types(q.dtype, k.dtype), torch.promote_types(v.dtype, torch.float32))
-    wide = [x.to(dtype) for x in (q, k, v)]
+    dtype = torch.float64 if torch.float64 in (q.dtype, k.dtype, v.dtype) else torch.float32
+    wide = [x if x.dtype == dtype else x.to(dtype) for x in (q, k, v)]
     if key_mask is not None:
         keep = key_mask[..., None, :, None]
         wide = [torch.where(keep, x, 0.0) for x in wide]
-    c = _scale(alpha, q, dtype)
+    if isinstance(alpha, Tensor) and alpha.dim():
+        alpha = alpha[:, None, None]
     if q.shape[-2] == 1:  # one token's skew matrix is zero, and only NaN or infinity in it can be told
         zero = (wide[0] - wide[0]).sum(-1, keepdim=True) + (wide[1] - wide[1]).sum(-1, keepdim=True)
-        out = wide[2] + zero * c
+        out = wide[2] + (zero * alpha).to(dtype)
     else:
-        out = FORMS[basis](*wide, c, max_norm)
-    out = out.to(v.dtype)
+        out = FORMS[basis](*wide, alpha, max_norm)
+    out = out if out.dtype == v.dtype else out.to(v.dtype)
     return out if key_mask is None else torch.where(keep, out, v)
-
-
-def _scale(alpha: float | Tensor, q: Tensor, dtype: torch.dtype) -> Tensor:
-    """c = alpha / sqrt(head_dim): () or (heads, 1, 1)."""
-    root = math.sqrt(q.shape[-1])
-    if not isinstance(alpha, Tensor):
-        return torch.full((), alpha / root, dtype=dtype, device=q.device)
-    c = alpha.to(dtype) / root
-    return c[:, None, None] if c.dim() else c
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, alpha: float | Tensor, key_mask: Tensor | None) -> None:
