@@ -106,11 +106,11 @@ def test_a_rotation_at_every_scale(exponent: int) -> None:
     q, k, _ = sample(2, 2, 20, 4)
     identity = torch.eye(20).expand(2, 2, 20, 20)
     matrix = orthogonal_attention(q * 10.0**exponent, k * 10.0**exponent, identity, 1.0).double()
-    if exponent >= 5:
+    if exponent >= 6:
         assert matrix.isnan().all()
     else:
         defect = torch.linalg.matrix_norm(matrix.mT @ matrix - torch.eye(20, dtype=torch.float64), 2)
-        assert (defect <= 2e-6).all()
+        assert (defect <= (2e-6 if exponent < 4 else 1e-3)).all()
 
 
 # --- what it is -----------------------------------------------------------------------------------------------
@@ -247,7 +247,7 @@ def test_far_beyond_max_norm_and_overflow_are_nan() -> None:
     q[:5] *= torch.tensor([1e2, 1e5, 1e10, 1e20, 1e38])[:, None, None, None]
     for max_norm in (8.0, 100.0, None):
         out = orthogonal_attention(q, k, v, 1.0 if max_norm is None else 0.2, max_norm=max_norm)
-        assert out[2 if max_norm is None else 0 : 5].isnan().all()
+        assert out[3 if max_norm is None else 0 : 5].isnan().all()
         assert out[5].isfinite().all()
 
 

@@ -146,14 +146,18 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | 
 def _choose(q: Tensor, k: Tensor, c: Tensor) -> float:
     """A bound on ||S||_2 that covers the batch: a power of sqrt(2), at least 1.
 
-    What is not finite, or beyond 2^40, is left out, so that it comes out as NaN: the angles are lost there.
+    2^40 at most: beyond, the angles are lost even in float64, and the result is NaN. NaN counts for nothing.
     """
     if torch.compiler.is_exporting():
         raise UsageError("max_norm=None chooses from the data and cannot be exported; give max_norm a number")
     tokens, _ = _sheared(q, k, c)
-    z = torch.bmm(_turned(tokens).mT, _both(tokens))
-    fourth = torch.bmm(z, z)
-    norms = (0.5 * (fourth * fourth.mT).sum((-2, -1))).clamp_min(0.0) ** 0.25
-    norms = torch.where(norms <= 2.0**40, norms, 0.0)
-    largest = float(norms.max()) if norms.numel() else 0.0
-    return 2.0 ** (0.5 * math.ceil(2.0 * math.log2(max(1.0, 1.01 * largest))))
+    halves = _both(tokens).unflatten(-1, (2, q.shape[-1]))
+    if not halves.numel():
+        return 1.0
+    size = halves.abs().amax((1, 3), keepdim=True)  # of Q and of K: no fourth power may overflow
+    scaled_q, scaled_k = (halves / torch.where(size == 0.0, 1.0, size)).unbind(2)
+    z = torch.bmm(torch.cat((scaled_k, -scaled_q), -1).mT, torch.cat((scaled_q, scaled_k), -1))
+    square = torch.bmm(z, z)
+    norms = size.prod(2).flatten() * (0.5 * (square * square.mT).sum((-2, -1))).clamp_min(0.0) ** 0.25
+    largest = float(norms.nan_to_num(0.0).max())
+    return 2.0 ** (0.5 * math.ceil(2.0 * math.log2(min(max(1.0, 1.01 * largest), 2.0**40))))
