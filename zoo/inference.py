@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import glob
+import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -17,6 +19,8 @@ from zoo.data.images import Source, open_image, picture_suffixes
 from zoo.data.preprocessing import Preprocessing
 from zoo.errors import DamagedError, NotFoundError, UsageError, ZooError
 from zoo.loading import facts
+
+_NOT_FINITE = "the model's answer is not finite: the picture is outside its range, or its weights are damaged"
 
 
 @dataclass(frozen=True)
@@ -36,10 +40,11 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Failure:
-    """A file that could not be answered for, and why, in one line that names it."""
+    """A file that could not be answered for, and why, in one line that names it; the exit code of that error."""
 
     file: str
     message: str
+    exit_code: int = DamagedError.exit_code
 
 
 def predict(model: nn.Module, source: Source, *, top: int = 5) -> list[tuple[str, float]]:
@@ -61,11 +66,11 @@ def predict(model: nn.Module, source: Source, *, top: int = 5) -> list[tuple[str
         `top` is less than 1.
     """
     _check_top(top)
-    pixels = Preprocessing.of(model).pixels(open_image(source))
-    probabilities = _probabilities(model, pixels.unsqueeze(0))[0]
-    if not torch.isfinite(probabilities).all():
-        raise DamagedError("the model answers this picture with NaN: it is outside the range that the model covers")
-    return _ranked(model, probabilities, top)
+    preprocessing = Preprocessing.of(model)
+    logits = _logits(model, preprocessing, preprocessing.pixels(open_image(source)).unsqueeze(0))[0]
+    if not torch.isfinite(logits).all():
+        raise DamagedError(_NOT_FINITE)
+    return _ranked(model, logits, top)
 
 
 def predict_files(
@@ -87,28 +92,33 @@ def predict_files(
             try:
                 pixels[position] = preprocessing.pixels(open_image(file))
             except ZooError as error:
-                answers[position] = Failure(str(file), str(error))
-        rows = _probabilities(model, torch.stack([*pixels.values()])) if pixels else ()
+                message = str(error)
+                named = message if str(file) in message else f"{file}: {message}"
+                answers[position] = Failure(str(file), named, error.exit_code)
+        rows = _logits(model, preprocessing, torch.stack([*pixels.values()])) if pixels else ()
         for position, row in zip(pixels, rows, strict=True):
             file = str(chunk[position])
             if torch.isfinite(row).all():
                 ranked = _ranked(model, row, top)
                 answers[position] = Prediction(file, *ranked[0], tuple(ranked))
             else:
-                answers[position] = Failure(file, f"{file}: the model answers with NaN, it is outside its range")
+                answers[position] = Failure(file, f"{file}: {_NOT_FINITE}")
         yield from (answers[position] for position in range(len(chunk)))
 
 
 def expand(words: Sequence[str | Path]) -> list[Path]:
-    """Files that `words` mean: a file itself, the pictures in a folder (not in its subfolders), or what a glob matches.
+    """Files that `words` mean: a file itself, the pictures in a folder, or what a glob matches.
 
-    In the order of the words, within one in natural order (2 before 10), each file once. A name that exists is never
-    taken for a glob.
+    A folder means the files in it, not in its subfolders, whose ending is one of a picture and that are not hidden;
+    "FOLDER/**/*.png" reaches below. A glob means its pictures, or, if it matches none, whatever files it matches. A
+    name that exists is never taken for a glob. In the order of the words, within one in natural order (2 before 10),
+    each file once. A plain name of which there is no file stays in the list as it is, so that `predict_files` answers
+    the others and says so of this one.
 
     Raises
     ------
     NotFoundError
-        A word names nothing, or a folder without a picture; nothing is begun then.
+        A folder holds no picture, a glob matches nothing, or there is none of the files named.
     UsageError
         There are no words.
     """
@@ -117,20 +127,34 @@ def expand(words: Sequence[str | Path]) -> list[Path]:
     found: dict[Path, None] = {}
     for word in words:
         path = Path(word)
-        if path.is_dir():
-            endings = picture_suffixes()
-            matches = [child for child in path.iterdir() if child.suffix.lower() in endings and child.is_file()]
-            missing = f"{word}: no pictures in this folder"
-        elif path.exists() or not glob.has_magic(str(word)):
-            matches = [path] if path.exists() else []
-            missing = f"{word}: there is no such file or folder"
+        if os.path.isdir(path):  # unlike pathlib's, these answer for any name, however long
+            matches = _pictures(child for child in _children(path) if not child.name.startswith("."))
+            if not matches:
+                raise NotFoundError(f"{word}: no pictures in this folder (its subfolders: '{path / '**' / '*'}')")
+        elif glob.has_magic(str(word)) and not os.path.exists(path):
+            files = [match for match in map(Path, glob.glob(str(word), recursive=True)) if match.is_file()]
+            matches = _pictures(files) or files
+            if not matches:
+                raise NotFoundError(f"{word}: no file matches")
         else:
-            matches = [match for match in map(Path, glob.glob(str(word), recursive=True)) if match.is_file()]
-            missing = f"{word}: nothing matches"
-        if not matches:
-            raise NotFoundError(missing)
+            matches = [path]
         found.update(dict.fromkeys(sorted(matches, key=_natural)))
+    if not any(map(os.path.exists, found)):
+        raise NotFoundError(f"{next(iter(found))}: there is no such file or folder")
     return list(found)
+
+
+def _children(folder: Path) -> list[Path]:
+    try:
+        return list(folder.iterdir())
+    except OSError as error:
+        raise DamagedError(f"{folder}: cannot be read ({error.strerror})") from None
+
+
+def _pictures(paths: Iterable[Path]) -> list[Path]:
+    """Those that are files with the ending of a picture."""
+    endings = picture_suffixes()
+    return [path for path in paths if path.suffix.lower() in endings and path.is_file()]
 
 
 def _natural(path: Path) -> list[tuple[int, int, str]]:
@@ -145,19 +169,34 @@ def _check_top(top: int) -> None:
 
 
 @torch.inference_mode()
-def _probabilities(model: nn.Module, pixels: Tensor) -> Tensor:
-    """pixels: (batch, channels, height, width) uint8 -> (batch, classes) float32 on the CPU."""
-    parameter = next(model.parameters())
-    images = Preprocessing.of(model).normalize(pixels.to(parameter.device)).to(parameter.dtype)
-    was_training = model.training
+def _logits(model: nn.Module, preprocessing: Preprocessing, pixels: Tensor) -> Tensor:
+    """pixels: (batch, channels, height, width) uint8 -> (batch, classes) float32 on the CPU.
+
+    Computed where the model's parameters are and in their dtype.
+    """
+    parameter = next(model.parameters(), torch.empty(0))
+    images = preprocessing.normalize(pixels.to(parameter.device)).to(parameter.dtype)
+    with _evaluating(model):
+        return model(images).float().cpu()
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """The model in eval mode; afterwards each of its modules in the mode that it had."""
+    training = [module for module in model.modules() if module.training]
     model.eval()
     try:
-        return model(images).float().softmax(1).cpu()
+        yield
     finally:
-        model.train(was_training)
+        for module in training:
+            module.training = True
 
 
-def _ranked(model: nn.Module, probabilities: Tensor, top: int) -> list[tuple[str, float]]:
-    labels = facts(model).get("label_names") or [str(index) for index in range(len(probabilities))]
-    scores, indices = probabilities.topk(min(top, len(probabilities)))
+def _ranked(model: nn.Module, logits: Tensor, top: int) -> list[tuple[str, float]]:
+    """The `top` classes of one picture with their softmax probabilities, from (classes,) float32 logits."""
+    count = len(logits)
+    labels = facts(model).get("label_names") or ()
+    if len(labels) != count:  # the head is not the one that the names were given for
+        labels = [str(index) for index in range(count)]
+    scores, indices = logits.softmax(0).topk(min(top, count))
     return [(str(labels[index]), float(score)) for index, score in zip(indices.tolist(), scores, strict=True)]

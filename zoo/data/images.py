@@ -15,6 +15,7 @@ What comes in and how it is read:
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import stat
@@ -24,6 +25,7 @@ from typing import BinaryIO
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import __version__ as _PILLOW
 
 from zoo.errors import DamagedError, NotFoundError, UsageError
 
@@ -206,6 +208,8 @@ def _open_path(path: Path) -> Image.Image:
     except (FileNotFoundError, NotADirectoryError):
         raise NotFoundError(f"{path}: there is no such file") from None
     except (OSError, ValueError) as error:
+        if isinstance(error, ValueError) or error.errno == errno.ENAMETOOLONG:
+            raise NotFoundError(f"{str(path)[:80]!r}: no file can have this name") from None
         raise DamagedError(f"{path}: cannot be read ({_reason(error)})") from None
     if stat.S_ISDIR(status.st_mode):
         raise DamagedError(f"{path}: is a folder, not a picture")
@@ -230,7 +234,7 @@ def _read(file: BinaryIO, name: str, *, empty: bool) -> Image.Image:
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
             image = Image.open(file)
     except UnidentifiedImageError:
-        raise DamagedError(f"{name}: is no picture of a kind that Pillow {Image.__version__} reads") from None
+        raise DamagedError(f"{name}: is no picture of a kind that Pillow {_PILLOW} reads") from None
     except Exception as error:  # decoders answer a broken file with any exception there is
         raise DamagedError(f"{name}: cannot be read as a picture ({_reason(error)})") from None
     with image:

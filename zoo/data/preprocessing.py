@@ -11,19 +11,29 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from zoo.data.digits import frame_digit
+from zoo.data.digits import SIDE, frame_digit
 from zoo.data.images import to_mode
 from zoo.errors import UsageError
 
 _MODES = {1: "L", 3: "RGB"}
+_INTERPOLATIONS = ("nearest", "box", "bilinear", "hamming", "bicubic", "lanczos")
+_CROP_MODES = ("center", "squash", "border")
 
 
 @dataclass(frozen=True)
 class Preprocessing:
     """From a picture to the tensor that a model's weights were trained on.
 
-    `pixels` decides geometry and colours, `normalize` the numbers; calling does both. `framing` "digit" frames a
-    handwritten digit as MNIST does (`zoo.data.digits`); None is timm's evaluation transform: resize, crop.
+    `pixels` decides geometry and colours, `normalize` the numbers; calling does both. Pixels that a data set stores
+    in the model's size need `normalize` alone, and `pixels` leaves such pictures as they are.
+
+    Attributes
+    ----------
+    input_size : (channels, height, width); 1 channel is grey, 3 are RGB.
+    mean, std : of each channel, of values from 0 to 1.
+    interpolation, crop_pct, crop_mode : of timm's evaluation transform (resize, crop), which is used as it is.
+    framing : "digit" frames a handwritten digit as MNIST does (`zoo.data.digits`), ink on paper or white on black,
+        in place of timm's transform; None is timm's.
     """
 
     input_size: tuple[int, int, int]
@@ -35,10 +45,25 @@ class Preprocessing:
     framing: str | None = None
 
     def __post_init__(self) -> None:
-        if self.input_size[0] not in _MODES:
-            raise UsageError(f"pictures have 1 or 3 channels, this model wants {self.input_size[0]}")
-        if self.framing not in (None, "digit") or (self.framing and tuple(self.input_size) != (1, 28, 28)):
-            raise UsageError(f"framing {self.framing!r} does not go with input_size {self.input_size}")
+        size = tuple(self.input_size)
+        if len(size) != 3 or size[0] not in _MODES or min(size) < 1:
+            raise UsageError(f"input_size is (1 or 3 channels, height, width), got {size}")
+        if len(self.mean) != size[0] or len(self.std) != size[0]:
+            raise UsageError(f"mean and std have one number for each of {size[0]} channels")
+        if min(self.std) <= 0:
+            raise UsageError(f"std has to be above 0, got {self.std}")
+        if not 0 < self.crop_pct <= 1:
+            raise UsageError(f"crop_pct has to be above 0 and at most 1, got {self.crop_pct}")
+        for name, value, known in (
+            ("interpolation", self.interpolation, _INTERPOLATIONS),
+            ("crop_mode", self.crop_mode, _CROP_MODES),
+        ):
+            if value not in known:
+                raise UsageError(f"unknown {name} {value!r}; there are {', '.join(known)}")
+        if self.framing not in (None, "digit"):
+            raise UsageError(f"unknown framing {self.framing!r}; there is 'digit', or none")
+        if self.framing == "digit" and size != (1, SIDE, SIDE):
+            raise UsageError(f"framing 'digit' makes pictures of (1, {SIDE}, {SIDE}), the model takes {size}")
 
     @classmethod
     def of(cls, model: nn.Module) -> Preprocessing:
@@ -68,7 +93,12 @@ class Preprocessing:
         return self._geometry(to_mode(image, _MODES[self.input_size[0]]))
 
     def normalize(self, pixels: Tensor) -> Tensor:
-        """uint8 (..., channels, height, width) -> float32 of the same shape: (x / 255 - mean) / std."""
+        """uint8 (..., channels, height, width) -> float32 of the same shape: (x / 255 - mean) / std.
+
+        UsageError for any other dtype: what is normalised already, or scaled to 0..1, would be scaled twice.
+        """
+        if pixels.dtype != torch.uint8:
+            raise UsageError(f"pixels are uint8, 0 to 255, got {pixels.dtype}")
         mean, std = (torch.tensor(part, device=pixels.device).view(-1, 1, 1) for part in (self.mean, self.std))
         return (pixels.float() / 255 - mean) / std
 
@@ -85,6 +115,7 @@ class Preprocessing:
             interpolation=self.interpolation,
             crop_pct=self.crop_pct,
             crop_mode=self.crop_mode,
+            mean=self.mean,  # "border" fills with it
             normalize=False,
         )
 
