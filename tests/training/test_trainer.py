@@ -201,7 +201,7 @@ def test_an_unfinished_training_is_not_discarded_unasked(data_dir, tmp_path):
         training.train("test-osa-vit", output=tmp_path, data_dir=data_dir, stop_after=1)
     with pytest.raises(UsageError, match="--resume"):
         training.train("test-osa-vit", output=tmp_path, data_dir=data_dir)
-    with pytest.raises(UsageError, match=r"other settings.*lr"):
+    with pytest.raises(UsageError, match=r"another training \(lr 0.002, not 0.1\)"):
         training.train("test-osa-vit", output=tmp_path, data_dir=data_dir, resume=True, settings={"lr": 0.1})
     with pytest.raises(UsageError, match="name test-osa-vit, not test-vit"):
         training.train("test-vit", output=tmp_path, data_dir=data_dir, resume=True)
