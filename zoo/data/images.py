@@ -19,6 +19,7 @@ import errno
 import io
 import os
 import stat
+import struct
 import warnings
 from pathlib import Path
 from typing import BinaryIO
@@ -36,6 +37,9 @@ WHITE, BLACK = 255, 0
 _DEEP = ("I", "F", "I;16", "I;16L", "I;16B", "I;16N")
 _GREY = ("1", "L", "LA", "La")
 _ALPHA = ("LA", "La", "PA", "RGBA", "RGBa")
+
+# What Pillow raises on EXIF data that make no sense.
+_BAD_METADATA = (OSError, SyntaxError, ValueError, TypeError, KeyError, IndexError, OverflowError, struct.error)
 
 # Formats that Pillow registers as readable and that are no pictures here: containers of numbers that it only
 # recognises, films of which it reads a header, and page descriptions that need a program of their own.
@@ -252,7 +256,7 @@ def _decode(image: Image.Image, name: str) -> Image.Image:
         raise DamagedError(f"{name}: is damaged or cut short ({_reason(error)})") from None
     try:
         return ImageOps.exif_transpose(image)
-    except Exception:  # the pixels are whole; metadata that cannot be read turn nothing
+    except _BAD_METADATA:  # the pixels are whole, and turn nowhere
         return image.copy()
 
 
