@@ -191,6 +191,8 @@ def train(
         stop_after=stop_after,
         progress=True,
     )
+    if os.environ.get("RANK", "0") != "0":
+        return  # of several processes one speaks
     if as_json:
         _print_json(results)
     else:

@@ -292,3 +292,13 @@ def test_process_state_is_given_back(straight, data_dir, tmp_path):
     before = signal.getsignal(signal.SIGINT), os.environ.get("ACCELERATE_TORCH_DEVICE")
     training.train("test-vit", output=tmp_path, data_dir=data_dir)
     assert before == (signal.getsignal(signal.SIGINT), os.environ.get("ACCELERATE_TORCH_DEVICE"))
+
+
+def test_two_processes_train_together(data_dir, tmp_path):
+    """As torchrun or `accelerate launch` start them: one result, one log, one voice on stdout."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "-m", "zoo", "train"]
+    options = ["test-osa-vit", "--output", str(tmp_path / "two"), "--data-dir", str(data_dir), "--json"]
+    done = subprocess.run([*command, *options], capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["steps"] == 10
+    assert [row["step"] for row in log.read(tmp_path / "two" / "log.jsonl") if "loss" in row] == [2, 4, 6, 8, 10]

@@ -85,6 +85,7 @@ def train(
         job = _Job(name, entry.dataset, recipe, model_args, folder, data_dir)
         run = _Run(job, accelerator)
         state = prepare(folder, resume=resume, overwrite=overwrite)
+        accelerator.wait_for_everyone()  # no process clears the folder while another writes to it already
         if state is not None:
             check_same(state, name, recipe, model_args, folder)
             run.restore(state)
