@@ -7,6 +7,7 @@ state of a random generator and equals an uninterrupted one bit for bit (on the 
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -240,5 +241,7 @@ class _Run:
         if log is not None:
             figures, epoch = evaluate(self.bare, self.test), self.step // self.epoch_steps
             log.write(step=self.step, epoch=epoch, test=figures.to_dict())
-            bar.write(f"epoch {epoch}: test top-1 {figures.top1:.2f} %, loss {figures.loss:.4f}")
+            line = f"epoch {epoch}: test top-1 {figures.top1:.2f} %, loss {figures.loss:.4f}"
+            if not bar.disable:
+                bar.write(line, file=sys.stderr)
         self._mark = self.step, time.perf_counter()
