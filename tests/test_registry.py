@@ -47,12 +47,42 @@ def test_own_entries_are_whole():
         assert entry.dataset, entry.name
         assert entry.twin is None or entry.twin in registry.entries()
         assert entry.name.startswith("test-") == entry.hidden
+        assert entry.license == "apache-2.0"
+
+
+def test_own_entries_name_what_there_is():
+    import timm
+
+    import zoo.models  # noqa: F401 -- registers with timm
+    from zoo.data import DATASETS
+    from zoo.training import RECIPES
+
+    for entry in registry.entries().values():
+        assert entry.dataset in DATASETS, entry.name
+        assert entry.recipe in RECIPES, entry.name
+        assert timm.is_model(entry.architecture), entry.name
+
+
+def test_a_new_mechanism_needs_an_entry_alone(extra):
+    extra(GOOD.replace("mechanism: orthogonal", "mechanism: fifth-2"))
+    assert registry.get("mine").mechanism == "fifth-2"
+
+
+@pytest.mark.parametrize(
+    ("text", "legal"),
+    [("a", True), ("ns-swin_v1.2", True), ("7", True), ("", False), ("a/b", False), (".a", False), ("ä", False),
+     ("a\n", False), ("a b", False), (None, False), (3, False)],
+)  # fmt: skip
+def test_what_may_be_a_name(text, legal):
+    assert registry.is_name(text) is legal
 
 
 def test_committed_weights_are_those_of_the_registry():
     from zoo import hub
 
     folders = sorted(path.parent.name for path in (ROOT / "weights").glob("*/model.safetensors"))
+    if os.environ.get("CI") == "true":
+        assert "osa-vit-mnist" in folders, "the checkout lacks the weights that its tests are about"
     for name in folders:
         path = ROOT / "weights" / name / "model.safetensors"
         facts = registry.get(name).weights
@@ -125,7 +155,7 @@ def test_no_name_at_all(name):
         (GOOD.replace("mine:", "osa-vit-mnist:", 1), 2, "already taken"),
         (GOOD + "\tx: 1\n", 12, "\\t"),
         (GOOD + "  colour: red\n", 12, "unknown field `colour`"),
-        (GOOD.replace("  mechanism: orthogonal", "  mechanism: magic"), 5, "magic"),
+        (GOOD.replace("  mechanism: orthogonal", "  mechanism: Black Magic"), 5, "matching regex"),
         (GOOD.replace("mean: [0.5]", "mean: high"), 9, "Expected `array`"),
         (GOOD.replace("mean: [0.5]", "mean: [0.5, 0.5]"), 2, "one value for each channel"),
         (GOOD.replace("[1, 28, 28]", "[1, 28]"), 8, "length 3"),
@@ -143,6 +173,11 @@ def test_no_name_at_all(name):
         ("mine: {summary: x}\n", 1, "missing required field"),
         ("mine: !!python/object/apply:os.system ['true']\n", 1, "python/object"),
         ("mine: [\n", 2, ""),
+        ("[a, b]: 1\n", 1, "a key has to be plain text"),
+        (GOOD + "  arguments:\n    ? {a: b}\n    : 1\n", 13, "a key has to be plain text"),
+        (GOOD.replace("summary: mine", "summary: 2024-13-01"), 3, "month"),
+        ("../registry.yaml", 1, "core.symlinks=true"),
+        ("../registry.yaml\n", 1, "core.symlinks=true"),
     ],
 )
 def test_a_fault_is_named_with_its_line(extra, fault, line, words):
@@ -158,6 +193,29 @@ def test_a_fault_is_named_with_its_line(extra, fault, line, words):
 def test_not_text(extra):
     path = extra("")
     path.write_bytes(b"\xff\xfe\x00mine")
+    with pytest.raises(DamagedError, match="no YAML"):
+        registry.entries()
+
+
+def test_what_cannot_be_read(tmp_path, monkeypatch):
+    monkeypatch.setenv("ZOO_REGISTRY", str(tmp_path))
+    with pytest.raises(DamagedError, match=f"{tmp_path} cannot be read: Is a directory"):
+        registry.entries()
+    (tmp_path / "more.yaml").write_text(GOOD)
+    monkeypatch.setenv("ZOO_REGISTRY", str(tmp_path / "more.yaml"))
+
+    def refuse(path, *args, **kwargs):
+        raise PermissionError(13, "Permission denied")
+
+    registry.entries()
+    os.utime(tmp_path / "more.yaml", ns=(1, 1))
+    monkeypatch.setattr(Path, "read_text", refuse)
+    with pytest.raises(DamagedError, match="cannot be read: Permission denied"):
+        registry.entries()
+
+
+def test_nested_beyond_measure(extra):
+    extra("mine: " + "[" * 10_000)
     with pytest.raises(DamagedError, match="no YAML"):
         registry.entries()
 

@@ -20,6 +20,7 @@ import yaml
 from zoo.errors import DamagedError, NotFoundError
 
 _OWN = Path(__file__).with_name("registry.yaml")
+_LINK = "../registry.yaml"  # where the link at `_OWN` leads in a checkout
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 Fraction = Annotated[float, msgspec.Meta(gt=0, le=1)]
@@ -77,13 +78,14 @@ class Entry(_Facts, frozen=True):
     name: str
     summary: str
     architecture: Annotated[str, msgspec.Meta(pattern="^[a-z][a-z0-9_]*$")]
-    mechanism: Literal["orthogonal", "newton-schulz", "manifold-geometric", "sd", "softmax"]
+    mechanism: Annotated[str, msgspec.Meta(pattern="^[a-z][a-z0-9-]*$")]
     task: Literal["image-classification", "text-generation"]
     dataset: str | None = None
     preprocessing: Preprocess | None = None
     labels: tuple[str, ...] = ()
     recipe: str | None = None
     twin: str | None = None
+    license: str | None = None  # of the weights, an SPDX id in lower case as the Hub writes it
     arguments: dict[str, Any] = {}
     weights: Weights = Weights()
     paper: Claim | None = None
@@ -94,9 +96,17 @@ class Entry(_Facts, frozen=True):
 class _RefuseDuplicates:
     """Makes a key that is given twice an error; YAML's own loaders keep the last, silently."""
 
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep)  # type: ignore[misc]
+        except ValueError as error:  # such as a date in a thirteenth month
+            raise yaml.MarkedYAMLError(problem=str(error), problem_mark=node.start_mark) from None
+
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
         for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise yaml.MarkedYAMLError(problem="a key has to be plain text", problem_mark=key.start_mark)
             if key.value in seen:
                 raise yaml.MarkedYAMLError(problem=f"key {key.value!r} is given twice", problem_mark=key.start_mark)
             seen.add(key.value)
@@ -119,7 +129,7 @@ def entries() -> dict[str, Entry]:
     NotFoundError
         A file named by `ZOO_REGISTRY` is not there.
     DamagedError
-        A file is no YAML, or an entry breaks the schema; the message names file and line.
+        A file cannot be read, is no YAML, or an entry breaks the schema; the message names file and line.
     """
     extra = [Path(part) for part in os.environ.get("ZOO_REGISTRY", "").split(os.pathsep) if part]
     stamps = []
@@ -130,6 +140,11 @@ def entries() -> dict[str, Entry]:
             hint = "correct ZOO_REGISTRY" if path in extra else "reinstall attention-zoo"
             raise NotFoundError(f"registry file {path} cannot be read ({error.strerror}); {hint}") from None
     return dict(_read_all(tuple(stamps)))
+
+
+def is_name(text: object) -> bool:
+    """Whether `text` may name a model: letters, digits, ".", "-" and "_", the first a letter or digit."""
+    return isinstance(text, str) and _NAME.fullmatch(text) is not None
 
 
 def get(name: str) -> Entry:
@@ -200,14 +215,21 @@ def _read(path: Path) -> dict[str, tuple[Entry, int]]:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         problem = " ".join(str(error.problem or error.context).split())
         raise DamagedError(f"{path}, line {line}: {problem}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise DamagedError(f"{path}: no YAML: {' '.join(str(error).split())}") from None
+    except OSError as error:
+        raise DamagedError(f"{path} cannot be read: {error.strerror}; a registry is a YAML file") from None
+    if raw == _LINK:
+        raise DamagedError(
+            f"{path}, line 1: it is the text of a symbolic link that git did not make; clone again with"
+            " `git clone -c core.symlinks=true`, on Windows in developer mode"
+        )
     if not isinstance(raw, dict):
         raise DamagedError(f"{path}, line 1: a registry maps names to entries, this is a {type(raw).__name__}")
     result = {}
     for name, facts in raw.items():
         line = _line(root, [name])
-        if not isinstance(name, str) or not _NAME.fullmatch(name):
+        if not is_name(name):
             raise DamagedError(
                 f"{path}, line {line}: {name!r} is no model name; letters, digits, '.', '-' and '_' are allowed"
             )
