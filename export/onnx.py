@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from zoo.errors import UsageError, ValidationError, ZooError
 from zoo.export.capture import INPUT, OUTPUT, check_opset, convert, evaluating
-from zoo.export.files import destination, staged
+from zoo.export.files import destination
 from zoo.export.samples import noise_for
 from zoo.export.validate import Validation, validate_onnx
+from zoo.files import staged
 
 if TYPE_CHECKING:
     import torch
@@ -202,8 +203,6 @@ def _facts(model: nn.Module, cfg: Mapping[str, Any], opset: int) -> dict[str, st
         "input": INPUT,
         "output": OUTPUT,
     }
-    if cfg.get("weights_sha256"):
-        facts["weights_sha256"] = str(cfg["weights_sha256"])
     if cfg.get("label_names"):
         facts["labels"] = json.dumps(list(cfg["label_names"]))
     preprocessing = {key: cfg[key] for key in _PREPROCESSING if cfg.get(key) is not None}

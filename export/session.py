@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zoo.errors import DamagedError, DeviceError, MissingDependencyError, NotFoundError, UsageError
+from zoo.files import impostor
 
 if TYPE_CHECKING:
     import numpy as np
@@ -168,12 +169,9 @@ def _checked(path: str | os.PathLike[str]) -> Path:
         raise NotFoundError(f"there is no file {path}; `zoo export --onnx` writes one") from None
     except OSError as error:
         raise NotFoundError(f"{path} cannot be read: {error.strerror}") from None
-    if not head:
-        raise DamagedError(f"{path} is empty; export or fetch it again")
-    if head.startswith(b"version https://git-lfs"):
-        raise DamagedError(f"{path} is a Git LFS pointer, not the model itself; run: git lfs pull")
-    if head.lstrip()[:1] == b"<":
-        raise DamagedError(f"{path} is a web page, not a model; fetch it again")
+    cause = impostor(head)
+    if cause:
+        raise DamagedError(f"{path} holds no model: {cause}; export or fetch it again")
     return file
 
 

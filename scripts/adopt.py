@@ -6,12 +6,11 @@ Copies each folder to `weights/NAME/` and writes size, sha256 and measured figur
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 from pathlib import Path
 
 from zoo import hub
-from zoo.files import write_text
+from zoo.files import copy, write_text
 from zoo.training import result
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -24,9 +23,8 @@ def adopt(folder: Path) -> None:
     if hub.sha256_of(weights) != facts["sha256"]:
         raise SystemExit(f"{weights} is not the file that {folder / result.FILE} was measured on")
     target = ROOT / "weights" / facts["name"]
-    target.mkdir(parents=True, exist_ok=True)
     for name in result.FILES:
-        shutil.copyfile(folder / name, target / name)
+        copy(folder / name, target / name)
     state(facts)
 
 

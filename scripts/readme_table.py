@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 from zoo import registry
+from zoo.files import write_text
 
 ROOT = Path(__file__).resolve().parent.parent
 BEGIN, END = "<!-- models: written by scripts/readme_table.py -->", "<!-- end of models -->"
@@ -53,7 +54,7 @@ def main(arguments: list[str]) -> int:
                 file=sys.stderr,
             )
         return int(new != old)
-    path.write_text(new, encoding="utf-8")
+    write_text(path, new)
     return 0
 
 

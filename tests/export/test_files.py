@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import zoo.export.onnx as module
 from zoo.errors import UsageError, ValidationError, ZooError
 from zoo.export import OnnxModel, to_onnx
-from zoo.export.files import destination, staged
+from zoo.export.files import destination
 
 
 def left(folder: Path) -> list[str]:
@@ -110,14 +110,6 @@ def test_a_folder_is_no_file(tmp_path: Path) -> None:
             destination(name, ".onnx")
 
 
-def test_a_file_is_no_folder(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError, match="cannot write"), staged(tmp_path / "file" / "model.onnx"):
-        pass
-    with pytest.raises(UsageError, match="cannot write"), staged(tmp_path / ("x" * 300) / "model.onnx"):
-        pass
-
-
 @pytest.mark.parametrize("code", [errno.EACCES, errno.EROFS, errno.EPERM])
 def test_a_read_only_folder_is_known_before_any_work(
     code: int, tiny: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -157,10 +149,3 @@ def test_a_full_disk_leaves_nothing(tiny: nn.Module, tmp_path: Path, monkeypatch
     assert caught.value.exit_code == 1
     assert path.read_bytes() == b"the one before"
     assert left(tmp_path) == ["model.onnx"]
-
-
-def test_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
-    with pytest.raises(KeyboardInterrupt), staged(tmp_path / "new" / "model.onnx") as draft:
-        draft.write_bytes(b"half")
-        raise KeyboardInterrupt
-    assert left(tmp_path) == []

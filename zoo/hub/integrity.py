@@ -8,6 +8,7 @@ import struct
 from pathlib import Path
 
 from zoo.errors import DamagedError, NotFoundError
+from zoo.files import impostor
 
 _LARGEST_HEADER = 100_000_000  # bytes, the limit of the safetensors format
 
@@ -27,7 +28,7 @@ def check_safetensors(path: Path) -> None:
         size = path.stat().st_size
         with path.open("rb") as file:
             start = file.read(64)
-            cause = _impostor(start)
+            cause = _no_safetensors(start)
             if cause is None:
                 (length,) = struct.unpack("<Q", start[:8])
                 if length > min(_LARGEST_HEADER, size):
@@ -43,15 +44,11 @@ def check_safetensors(path: Path) -> None:
         raise DamagedError(f"{path} holds no weights: {cause}; fetch it again")
 
 
-def _impostor(start: bytes) -> str | None:
+def _no_safetensors(start: bytes) -> str | None:
     """What a file with these first bytes really is, if it is no safetensors file."""
-    text = start.lstrip().lower()
-    if not start:
-        return "it is empty"
-    if text.startswith(b"version https://git-lfs"):
-        return "it is a Git LFS pointer, the content was never fetched (`git lfs pull`)"
-    if text.startswith((b"<!doctype", b"<html", b"<?xml")):
-        return "it is a web page, such as a login or an error page"
+    cause = impostor(start)
+    if cause is not None:
+        return cause
     if start.startswith((b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")):
         return "it is a pickle checkpoint, which could run code; convert it to safetensors"
     if len(start) < 9:
