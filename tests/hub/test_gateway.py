@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from types import SimpleNamespace
 
 import huggingface_hub
@@ -47,6 +48,31 @@ def test_errors_become_one_line(monkeypatch, error, kind, words):
         hub.fetch("org/name", "f.bin", revision="abc")
     assert type(caught.value) is kind
     assert "\n" not in str(caught.value)
+
+
+def test_a_line_that_breaks_in_mid_download(monkeypatch):
+    """Whatever client huggingface_hub is built on: its errors need not be those of the operating system."""
+    client = importlib.import_module(errors.HfHubHTTPError.__mro__[1].__module__.partition(".")[0])
+    for name in ("ReadError", "ReadTimeout", "RemoteProtocolError", "StreamConsumed"):
+        kind = getattr(client, name)
+        error = kind() if name == "StreamConsumed" else kind("")
+
+        def fail(*args, error=error, **kwargs):
+            raise error
+
+        monkeypatch.setattr(huggingface_hub, "hf_hub_download", fail)
+        with pytest.raises(ZooError, match="could not be fetched: ") as caught:
+            hub.fetch("org/name", "f.bin")
+        assert type(caught.value) is ZooError
+
+
+def test_a_mistake_of_ours_is_not_hidden(monkeypatch):
+    def fail(*args, **kwargs):
+        raise TypeError("ours")
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", fail)
+    with pytest.raises(TypeError, match="ours"):
+        hub.fetch("org/name", "f.bin")
 
 
 def test_options_reach_the_hub(monkeypatch, tmp_path):

@@ -10,6 +10,8 @@ from pathlib import Path
 
 from zoo.errors import NotFoundError, UsageError, ZooError
 
+_CLIENTS = ("httpx", "httpx2", "requests")
+
 
 def fetch(
     repository: str,
@@ -70,9 +72,19 @@ def fetch(
         status = getattr(error.response, "status_code", None)
         hint = "too many requests; wait, or log in (`hf auth login`)" if status == 429 else _line(error)
         raise ZooError(f"the Hub refused {filename} of {place}: {hint}") from None
-    except OSError as error:
-        raise ZooError(f"{filename} of {place} could not be fetched: {_line(error)}") from None
+    except Exception as error:
+        if isinstance(error, OSError) or _is_of_the_client(error):
+            raise ZooError(f"{filename} of {place} could not be fetched: {_line(error)}; try again") from None
+        raise
+
+
+def _is_of_the_client(error: Exception) -> bool:
+    """Whether the HTTP client raised `error`, by name: which client it is depends on huggingface_hub's version."""
+    return any(
+        kind.__name__ in ("HTTPError", "StreamError") and kind.__module__.partition(".")[0] in _CLIENTS
+        for kind in type(error).__mro__
+    )
 
 
 def _line(error: Exception) -> str:
-    return " ".join(str(error).split())
+    return " ".join(str(error).split()) or type(error).__name__

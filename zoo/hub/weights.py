@@ -54,8 +54,9 @@ def find_weights(
 
 
 def at_hand(entry: Entry) -> bool:
-    """Whether the entry's weights can be had: they lie in the checkout, or are published."""
-    return _in_checkout(entry.name) is not None or entry.weights.repository is not None
+    """Whether `find_weights` has something to give: weights of a known sha256, in the checkout or published."""
+    facts = entry.weights
+    return facts.sha256 is not None and (facts.repository is not None or _in_checkout(entry.name) is not None)
 
 
 def _in_checkout(name: str) -> Path | None:
