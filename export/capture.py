@@ -54,6 +54,22 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             module.training = training
 
 
+@contextlib.contextmanager
+def without_tf32() -> Iterator[None]:
+    """Convolutions of cuDNN in float32, as ONNX Runtime computes them here; torch lets them run in TF32 by default.
+
+    Matrix products are left as they are set: torch's default for them is float32 already.
+    """
+    import torch
+
+    before = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.allow_tf32 = before
+
+
 def convert(model: nn.Module, example: Tensor, opset: int) -> ModelProto:
     """The ONNX graph of `model`, with a batch of any size.
 

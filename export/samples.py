@@ -55,16 +55,20 @@ def noise(config: Mapping[str, Any], count: int = ENOUGH, seed: int = 0, contras
     Raises
     ------
     UsageError
-        `config` has no usable input_size.
+        `config` does not say input_size, mean and std.
     """
     import torch
 
     size = config.get("input_size")
     if not size or len(size) != 3 or not all(isinstance(side, int) and side > 0 for side in size):
         raise UsageError("the model does not say its input_size; hand over samples=, images as it takes them")
-    channels = size[0]
-    mean = torch.tensor(config.get("mean") or (0.5,), dtype=torch.float32).expand(channels).view(-1, 1, 1)
-    std = torch.tensor(config.get("std") or (0.5,), dtype=torch.float32).expand(channels).view(-1, 1, 1)
+    given = config.get("mean"), config.get("std")
+    if not all(values is not None and len(values) in (1, size[0]) for values in given):
+        raise UsageError(
+            "the model does not say mean and std of its pixels, one for each channel;"
+            " hand over samples=, images as it takes them"
+        )
+    mean, std = (torch.tensor(values, dtype=torch.float32).expand(size[0]).view(-1, 1, 1) for values in given)
     pixels = torch.rand(count, *size, generator=torch.Generator().manual_seed(seed))
     return contrast * (pixels - mean) / std
 

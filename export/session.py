@@ -35,7 +35,7 @@ def open_session(
     device : "cpu", "cuda" or "cuda:N" (or a torch.device).
     threads : of one run on the CPU; None leaves it to ONNX Runtime.
 
-    On CUDA, float32 products stay float32: TF32 is off, as it is in torch by default.
+    On CUDA all float32 stays float32: TF32 is off, also for convolutions, where torch has it on by default.
 
     Raises
     ------
@@ -108,7 +108,9 @@ class OnnxModel:
     def bind(self, images: Tensor) -> tuple[Callable[[], None], Tensor]:
         """A call that runs on `images` where they lie, and the logits it fills: no copies through the host.
 
-        images: contiguous float32 (batch, channels, height, width) on the session's device.
+        images: contiguous float32 (batch, channels, height, width) on the session's device. ONNX Runtime knows
+        nothing of torch's streams: what torch has queued is done when this returns, what it queues later into
+        `images` has to be waited for before the call.
         """
         import numpy as np
         import torch
@@ -122,6 +124,8 @@ class OnnxModel:
         place = images.device.type, images.device.index or 0
         binding.bind_input(self.inputs[0].name, *place, np.float32, tuple(images.shape), images.data_ptr())
         binding.bind_output(self.outputs[0].name, *place, np.float32, tuple(logits.shape), logits.data_ptr())
+        if images.is_cuda:
+            torch.cuda.synchronize(images.device)
 
         def run(owner: tuple[Tensor, Tensor] = (images, logits)) -> None:  # what is bound has to stay alive
             self.session.run_with_iobinding(binding)

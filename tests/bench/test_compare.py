@@ -46,6 +46,15 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> Tiny:
     return model
 
 
+def test_everything_is_timed_without_tf32(tiny: Tiny) -> None:
+    before, seen = torch.backends.cudnn.allow_tf32, set()
+    tiny.register_forward_hook(lambda *_: seen.add(torch.backends.cudnn.allow_tf32))
+    report = run("test-osa-vit", repeats=2, warmup=0, threads=1, backends="eager", twin=False)
+    assert seen == {False}
+    assert torch.backends.cudnn.allow_tf32 == before
+    assert "TF32 off" in report.to_dict()["protocol"]["precision"]
+
+
 @pytest.mark.parametrize("name", [name for name in HIDDEN if registry.get(name).twin])
 def test_every_family_beside_its_twin(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))

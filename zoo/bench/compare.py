@@ -68,6 +68,7 @@ def run(
     ZooError
         The batch does not fit in memory.
     """
+    from zoo.export.capture import without_tf32
     from zoo.loading import resolve_device
 
     wanted = [names] if isinstance(names, str) else list(names)
@@ -81,7 +82,7 @@ def run(
         raise DeviceError(f"ONNX Runtime does not run on {place}; use cpu or cuda, or the backend eager alone")
     rows: list[Row] = []
     lines: list[str] = []
-    with torch_threads(threads) as count:
+    with torch_threads(threads) as count, without_tf32():
         for name, other in _pairs(wanted, twin):
             found, said = _time(name, other, place, batch_size, chosen, protocol, count)
             rows += found

@@ -46,6 +46,7 @@ class Protocol:
             "clock": "time.perf_counter_ns around one call, the device synchronised before and after",
             "order": "every arm once a round, the order reversed from round to round",
             "mode": "torch.inference_mode, garbage collection off, ONNX Runtime's threads stop spinning after a run",
+            "precision": "float32; TF32 off in cuDNN's convolutions, as in ONNX Runtime; products as torch has them",
             "images_per_second": "images of all rounds / time of all rounds",
             "ratio": "median over the rounds of model / twin, with the quartiles",
         }
