@@ -19,6 +19,11 @@ OSA = [name for name in NAMES if registry.get(name).mechanism == "orthogonal"]
 SMALL = [name for name in NAMES if registry.get(name).hidden]
 
 
+def images_for(model):
+    """Two images as `model` takes them, always the same."""
+    return torch.randn(2, *model.pretrained_cfg["input_size"], generator=torch.Generator().manual_seed(0))
+
+
 @pytest.fixture(scope="module", params=NAMES)
 def model(request):
     torch.manual_seed(0)
@@ -27,7 +32,7 @@ def model(request):
 
 @pytest.fixture(scope="module")
 def images(model):
-    return torch.randn(2, *model.pretrained_cfg["input_size"], generator=torch.Generator().manual_seed(0))
+    return images_for(model)
 
 
 def test_registered_with_timm(model):
@@ -80,7 +85,9 @@ def test_groups_for_layer_decay(model):
     from timm.models import group_parameters
 
     groups = group_parameters(model, model.group_matcher())
-    assert sorted(name for group in groups.values() for name in group) == sorted(name for name, _ in model.named_parameters())
+    assert sorted(name for group in groups.values() for name in group) == sorted(
+        name for name, _ in model.named_parameters()
+    )
     assert len(groups) > len(model.blocks)
 
 
@@ -131,8 +138,9 @@ def test_double_initialisation_differs_and_seeds_agree(model):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_compiled_whole(name, images):
+def test_compiled_whole(name):
     model = zoo.load(name, pretrained=False)
+    images = images_for(model)
     torch._dynamo.reset()
     compiled = torch.compile(model, fullgraph=True, backend="eager")
     with torch.no_grad():
@@ -140,9 +148,10 @@ def test_compiled_whole(name, images):
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_compiled_training_step(name, images):
+def test_compiled_training_step(name):
     torch._dynamo.reset()
     model = zoo.load(name, pretrained=False).train()
+    images = images_for(model)
     other = copy.deepcopy(model)
     compiled = torch.compile(other, fullgraph=True, backend="aot_eager")
     compiled(images).square().sum().backward()
@@ -152,8 +161,9 @@ def test_compiled_training_step(name, images):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_exported_program(name, images):
+def test_exported_program(name):
     model = zoo.load(name, pretrained=False)
+    images = images_for(model)
     batch = torch.export.Dim("batch", min=1, max=1024)
     program = torch.export.export(model, (images,), dynamic_shapes=({0: batch},)).module()
     for count in (1, 2, 5):
@@ -163,9 +173,10 @@ def test_exported_program(name, images):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", NAMES)
-def test_low_precision_stays_finite_and_close(name, dtype, images):
+def test_low_precision_stays_finite_and_close(name, dtype):
     torch.manual_seed(0)
     model = zoo.load(name, pretrained=False)
+    images = images_for(model)
     truth = model(images)
     low = copy.deepcopy(model).to(dtype)(images.to(dtype))
     assert low.dtype == dtype
