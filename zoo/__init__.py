@@ -11,11 +11,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from zoo import bench as bench
     from zoo import data as data
+    from zoo import errors as errors
     from zoo import export as export
+    from zoo import hub as hub
     from zoo import layers as layers
     from zoo import models as models
     from zoo import ops as ops
     from zoo import registry as registry
+    from zoo import training as training
     from zoo.data.preprocessing import transform as transform
     from zoo.errors import ZooError as ZooError
     from zoo.inference import predict as predict
