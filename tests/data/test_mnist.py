@@ -103,6 +103,21 @@ def test_from_the_hub(tmp_path, monkeypatch):
     assert asked[0][1]["repo_type"] == "dataset"
 
 
+def test_a_damaged_file_of_the_hub(tmp_path, monkeypatch):
+    import pyarrow as pa
+    import pyarrow.parquet
+
+    path = tmp_path / "test.parquet"
+    monkeypatch.setattr(hub, "fetch", lambda *words, **options: path)
+    monkeypatch.delenv("ZOO_DATA", raising=False)
+    pyarrow.parquet.write_table(pa.table({"picture": [b"a"]}), path)
+    for content in (path.read_bytes(), path.read_bytes()[:-9], b"", b"<html>"):
+        path.write_bytes(content)
+        with pytest.raises(DamagedError, match=r"test\.parquet is not MNIST's Parquet file") as caught:
+            data.open_dataset("mnist", "test")
+        assert "\n" not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     "damage",
     [

@@ -18,7 +18,6 @@ from zoo.errors import DamagedError, NotFoundError, ZooError
 HUB_REPOSITORY = "ylecun/mnist"
 LABELS = tuple("0123456789")
 _PREFIX = {"train": "train", "test": "t10k"}
-_COUNT = {"train": 60_000, "test": 10_000}
 
 
 def read_folder(root: Path, split: str) -> ImageArrays:
@@ -39,8 +38,17 @@ def read_folder(root: Path, split: str) -> ImageArrays:
     return ImageArrays(torch.from_numpy(images).unsqueeze(1), torch.from_numpy(targets).long(), LABELS)
 
 
-def read_hub(split: str, *, local_files_only: bool = False) -> ImageArrays:
-    """Read `split` from the Hub's data set (Parquet with PNG pictures)."""
+def read_hub(split: str, local_files_only: bool = False) -> ImageArrays:
+    """Read `split` from the Hub's data set (Parquet with PNG pictures).
+
+    Raises
+    ------
+    NotFoundError, ZooError
+        What `zoo.hub.fetch` says.
+    DamagedError
+        The file is no Parquet file, or not that of MNIST.
+    """
+    import pyarrow
     import pyarrow.parquet
 
     try:
@@ -54,9 +62,14 @@ def read_hub(split: str, *, local_files_only: bool = False) -> ImageArrays:
         raise type(error)(
             f"MNIST is not at hand: {error}; or name a folder of its IDX files with --data-dir or ZOO_DATA"
         ) from None
-    table = pyarrow.parquet.read_table(path)
-    pictures = [np.asarray(open_image(io.BytesIO(row["bytes"]))) for row in table["image"].to_pylist()]
-    targets = torch.tensor(table["label"].to_pylist(), dtype=torch.int64)
+    try:
+        table = pyarrow.parquet.read_table(path, columns=["image", "label"])
+        rows, labels = table["image"].to_pylist(), table["label"].to_pylist()
+    except (pyarrow.ArrowException, KeyError, OSError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise DamagedError(f"{path} is not MNIST's Parquet file ({reason}); delete it and fetch it again") from None
+    pictures = [np.asarray(open_image(io.BytesIO(row["bytes"]))) for row in rows]
+    targets = torch.tensor(labels, dtype=torch.int64)
     return ImageArrays(torch.from_numpy(np.stack(pictures)).unsqueeze(1), targets, LABELS)
 
 
