@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Train every model of the registry that has a recipe, and take the results into the checkout.
-# One model takes 20 to 60 minutes on two cores. An interrupted run goes on where it stood.
+# An interrupted run goes on where it stood.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 # Page faults of glibc's malloc can cost a third of a training on the CPU.
@@ -13,3 +13,4 @@ for name in ${*:-$(zoo list)}; do
     fi
     python scripts/adopt.py "runs/$name"
 done
+python scripts/readme_table.py
