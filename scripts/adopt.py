@@ -10,8 +10,9 @@ import sys
 from pathlib import Path
 
 from zoo import hub
-from zoo.files import copy, write_text
+from zoo.files import copy, write_json, write_text
 from zoo.training import result
+from zoo.training.card import card
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -22,9 +23,15 @@ def adopt(folder: Path) -> None:
     weights = folder / "model.safetensors"
     if hub.sha256_of(weights) != facts["sha256"]:
         raise SystemExit(f"{weights} is not the file that {folder / result.FILE} was measured on")
+    if facts["trained_by"] != f"zoo train {facts['name']}":
+        raise SystemExit(f"{folder} was trained by `{facts['trained_by']}`, which is not the recipe of its entry")
+    # In the checkout the entry's name means these weights, so that is what measures them from now on.
+    facts["command"] = f"zoo eval {facts['name']}"
     target = ROOT / "weights" / facts["name"]
-    for name in result.FILES:
+    for name in ("model.safetensors", "config.json", "log.jsonl"):
         copy(folder / name, target / name)
+    write_text(target / "README.md", card(facts))
+    write_json(target / result.FILE, facts)
     state(facts)
 
 
