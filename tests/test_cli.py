@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -188,13 +189,43 @@ def test_a_bad_file_does_not_stop_the_others(call, tmp_path):
     result = call("predict", "osa-vit-mnist", DIGITS, "broken.png")
     assert result.exit_code == 4
     assert len(result.stdout.splitlines()) == 10
+    assert len(result.stderr.splitlines()) == 1
     assert "broken.png" in result.stderr
-    assert "Traceback" not in result.stderr
+    top = call("predict", "osa-vit-mnist", DIGITS, "--top", "3").stdout.splitlines()
+    assert all(len(line.split("\t")) == 7 for line in top)
 
 
 @pytest.mark.skipif(not TRAINED, reason="no trained model in this checkout")
 def test_a_missing_file(call):
     fault(call("predict", "osa-vit-mnist", "nowhere.png"), 3, "nowhere.png")
+
+
+def test_no_command_is_help():
+    result = CliRunner().invoke(main, [])
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert result.stderr.count("\n") > 5
+
+
+@pytest.mark.parametrize(
+    ("word", "value"),
+    [
+        ("a=1e-3", 1e-3),
+        ("a=2", 2),
+        ("a=0.5", 0.5),
+        ("a=false", False),
+        ("a=true", True),
+        ("a=null", None),
+        ("a=newton-schulz", "newton-schulz"),
+        ("a=", None),
+        ("a=x=y", "x=y"),
+        ("a=[1, 2]", [1, 2]),
+    ],
+)
+def test_settings_are_read_as_yaml(word, value):
+    from zoo.cli import _settings
+
+    assert _settings([word]) == {"a": value}
 
 
 def test_traceback_on_request(call):
@@ -232,10 +263,12 @@ def test_a_reader_that_has_enough():
     assert process.stderr == ""
 
 
-def test_a_locale_that_is_not_utf_8(run_zoo):
-    result = run_zoo("info", "osa-vit-mnist", LC_ALL="C", PYTHONIOENCODING="ascii", PYTHONUTF8="0")
-    assert result.returncode == 0
-    assert "osa_vit_mnist" in result.stdout
+@pytest.mark.skipif(not TRAINED, reason="no trained model in this checkout")
+def test_a_locale_that_is_not_utf_8(run_zoo, tmp_path):
+    shutil.copy(DIGITS / "7.png", tmp_path / "sieben-\u4e03.png")
+    result = run_zoo("predict", "osa-vit-mnist", tmp_path, LC_ALL="C", PYTHONIOENCODING="ascii", PYTHONUTF8="0")
+    assert result.returncode == 0, result.stderr
+    assert "\t7\t" in result.stdout
 
 
 def test_interrupting_before_anything_began(monkeypatch, call):

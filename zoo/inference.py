@@ -6,7 +6,6 @@ import glob
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 from zoo.data.images import Source, open_image, picture_suffixes
 from zoo.data.preprocessing import Preprocessing
 from zoo.errors import DamagedError, NotFoundError, UsageError, ZooError
+from zoo.export.capture import evaluating
 from zoo.loading import facts
 
 _NOT_FINITE = "the model's answer is not finite: the picture is outside its range, or its weights are damaged"
@@ -176,20 +176,8 @@ def _logits(model: nn.Module, preprocessing: Preprocessing, pixels: Tensor) -> T
     """
     parameter = next(model.parameters(), torch.empty(0))
     images = preprocessing.normalize(pixels.to(parameter.device)).to(parameter.dtype)
-    with _evaluating(model):
+    with evaluating(model):
         return model(images).float().cpu()
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    """The model in eval mode; afterwards each of its modules in the mode that it had."""
-    training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True
 
 
 def _ranked(model: nn.Module, logits: Tensor, top: int) -> list[tuple[str, float]]:

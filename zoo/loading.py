@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import timm
 import torch
+from safetensors import SafetensorError
 from torch import nn
 
 from zoo import hub, registry
@@ -39,7 +43,7 @@ def load(
     dtype : of the parameters; weights stored in half precision come up in it too.
     device : "cpu", "cuda", "cuda:1", "mps".
     revision : another commit of the Hub's repository than the registry's.
-    verify : compare the file's sha256 with the registry's.
+    verify : compare the file's sha256 with the registry's; a folder or a Hub id of your own has none to compare with.
     local_files_only, cache_dir : stay offline; another place for the cache.
     model_args : arguments of the architecture, such as `num_classes=5` or `max_norm=16.0`.
 
@@ -61,9 +65,11 @@ def load(
     if text.startswith(HUB_PREFIX):
         folder = _hub_folder(text.removeprefix(HUB_PREFIX), revision, pretrained, local_files_only, cache_dir)
         model = _from_folder(folder, pretrained, model_args)
-    elif text not in registry.entries() and text.strip() and Path(text).is_dir():
+    elif text not in registry.entries() and text.strip() and os.path.isdir(text):
+        if revision is not None:
+            raise UsageError(f"a folder such as {text} has no revisions; only what comes from the Hub has")
         model = _from_folder(Path(text), pretrained, model_args)
-    elif Path(text).is_file():
+    elif os.path.isfile(text):
         raise UsageError(f"{text} is a single file, which says nothing of its preprocessing; name its folder")
     elif "/" in text or "\\" in text:
         raise NotFoundError(f"there is no folder {text}; for the Hub write {HUB_PREFIX}org/name")
@@ -71,18 +77,13 @@ def load(
         entry = registry.get(text)
         overlay = timm_cfg(entry)
         if pretrained:
-            overlay["file"] = str(
-                hub.find_weights(
-                    entry,
-                    revision=revision,
-                    verify=verify,
-                    local_files_only=local_files_only,
-                    cache_dir=cache_dir,
-                )
+            path = hub.find_weights(
+                entry, revision=revision, verify=verify, local_files_only=local_files_only, cache_dir=cache_dir
             )
+            overlay["file"] = str(path)
         arguments = {**entry.arguments, **model_args}
         model = _create(entry.architecture, pretrained, arguments, pretrained_cfg_overlay=overlay)
-        facts(model).update(own_facts(entry))
+        _add_facts(model, own_facts(entry), overlay["input_size"])
     return model.to(device=place, dtype=dtype).eval()
 
 
@@ -116,8 +117,8 @@ def _from_folder(folder: Path, pretrained: bool, model_args: dict[str, Any]) -> 
     config_path = folder / "config.json"
     try:
         config = json.loads(config_path.read_text(encoding="utf-8"))
-        architecture, own = config["architecture"], dict(config.get("zoo", {}))
-        if not isinstance(architecture, str) or not isinstance(config["pretrained_cfg"], dict):
+        architecture, cfg, own = config["architecture"], config["pretrained_cfg"], dict(config.get("zoo", {}))
+        if not isinstance(architecture, str) or not isinstance(cfg, dict):
             raise TypeError("architecture is a text and pretrained_cfg a mapping")
     except FileNotFoundError:
         raise NotFoundError(f"{folder} holds no config.json; a folder as `zoo train` writes it is needed") from None
@@ -126,9 +127,16 @@ def _from_folder(folder: Path, pretrained: bool, model_args: dict[str, Any]) -> 
     if pretrained:
         hub.check_safetensors(folder / "model.safetensors")
     model = _create(f"local-dir:{folder}", pretrained, model_args, shown=architecture)
-    own.setdefault("zoo_name", folder.resolve().name)
-    facts(model).update({key: own.get(key) for key in OWN_FACTS})
+    if not registry.is_name(own.get("zoo_name")):  # it becomes part of paths; a stranger's file may hold anything
+        own["zoo_name"] = folder.resolve().name
+    _add_facts(model, {key: own.get(key) for key in OWN_FACTS}, cfg.get("input_size") or ())
     return model
+
+
+def _add_facts(model: nn.Module, own: dict[str, Any], size: Sequence[int]) -> None:
+    """Add what timm has no words for; the framing only if the model was built for pictures of the stated size."""
+    kept = tuple(facts(model)["input_size"]) == tuple(size)
+    facts(model).update(own if kept else {**own, "framing": None})
 
 
 def _create(name: str, pretrained: bool, model_args: dict[str, Any], shown: str = "", **kwargs: Any) -> nn.Module:
@@ -142,6 +150,8 @@ def _create(name: str, pretrained: bool, model_args: dict[str, Any], shown: str 
         if isinstance(error, UsageError):
             raise
         raise UsageError(f"{shown} cannot be built with {model_args}: {_line(error)}") from error
+    except SafetensorError as error:
+        raise DamagedError(f"the weights of {shown} cannot be read: {_line(error)}; fetch them again") from error
     except RuntimeError as error:
         if pretrained:
             raise DamagedError(f"the weights do not fit {shown} built with {model_args}: {_line(error)}") from error
@@ -167,4 +177,5 @@ def _hub_folder(
 
 
 def _line(error: Exception) -> str:
-    return " ".join(str(error).split())
+    """The error on one line of bearable length."""
+    return textwrap.shorten(str(error), 300, placeholder=" ...")

@@ -11,6 +11,7 @@ from zoo import hub, registry, training
 from zoo.data import ImageArrays, open_dataset
 from zoo.errors import DamagedError, UsageError
 
+# At least one where the checkout is whole, as it is for CI; see tests/test_registry.py.
 TRAINED = [name for name in registry.names() if hub.at_hand(registry.get(name)) and registry.get(name).dataset]
 
 
@@ -66,6 +67,14 @@ def test_counting():
     )
     assert model.modes == {False}
     assert model.training
+
+
+def test_a_part_that_was_frozen_in_eval_stays_so():
+    model = nn.Sequential(Constant([0.0, 2.0, 0.0]), nn.Dropout()).train()
+    model.pretrained_cfg = Constant.pretrained_cfg
+    model[1].eval()
+    training.evaluate(model, arrays())
+    assert [module.training for module in model] == [True, False]
 
 
 def test_nan_is_no_answer():

@@ -202,10 +202,42 @@ def test_an_unfinished_training_is_not_discarded_unasked(data_dir, tmp_path):
     with pytest.raises(UsageError, match="--resume"):
         training.train("test-osa-vit", output=tmp_path, data_dir=data_dir)
     with pytest.raises(UsageError, match=r"another training \(lr 0.002, not 0.1\)"):
-        training.train("test-osa-vit", output=tmp_path, data_dir=data_dir, resume=True, settings={"lr": 0.1})
+        training.train("test-osa-vit", output=tmp_path, data_dir=data_dir, resume=True, settings={"lr": "0.1"})
+    with pytest.raises(UsageError, match="num_heads None, not 4"):
+        training.train("test-osa-vit", output=tmp_path, data_dir=data_dir, resume=True, settings={"num_heads": 4})
     with pytest.raises(UsageError, match="name test-osa-vit, not test-vit"):
         training.train("test-vit", output=tmp_path, data_dir=data_dir, resume=True)
     training.train("test-osa-vit", output=tmp_path, data_dir=data_dir, overwrite=True)
+
+
+def test_resuming_takes_the_settings_of_the_checkpoint(data_dir, tmp_path):
+    """The command that the message names is enough, and what it says may be repeated."""
+    settings = {"lr": 0.001, "mlp_ratio": 1.0}
+    with pytest.raises(InterruptedRun, match="--resume` goes on"):
+        training.train("test-osa-vit", output=tmp_path, data_dir=data_dir, settings=settings, stop_after=2)
+    with pytest.raises(InterruptedRun):
+        training.train("test-osa-vit", output=tmp_path, data_dir=data_dir, resume=True, stop_after=2)
+    results = training.train("test-osa-vit", output=tmp_path, data_dir=data_dir, resume=True, settings={"lr": "1e-3"})
+    assert results["recipe"]["lr"] == 0.001
+    assert results["model_args"] == {"mlp_ratio": 1.0}
+    assert results["trained_by"] == "zoo train test-osa-vit --set=lr=0.001 --set=mlp_ratio=1.0"
+    assert zoo.load(tmp_path).blocks[0].mlp.fc1.out_features == 16
+
+
+def test_no_checkpoint_is_made_of_a_state_that_is_no_number(data_dir, tmp_path):
+    settings = {"lr": 1e38, "clip": None, "save_every": 1, "log_every": 1}
+    with pytest.raises(DivergedError):
+        training.train("test-osa-vit", output=tmp_path, data_dir=data_dir, settings=settings)
+    if (tmp_path / "checkpoint.pt").exists():
+        assert all(torch.isfinite(value).all() for value in checkpoint.load(tmp_path)["model"].values())
+
+
+def test_the_random_state_is_given_back(straight, data_dir, tmp_path):
+    torch.manual_seed(123)
+    expected = torch.rand(3)
+    torch.manual_seed(123)
+    training.train("test-vit", output=tmp_path, data_dir=data_dir)
+    assert torch.equal(torch.rand(3), expected)
 
 
 def test_a_damaged_checkpoint(data_dir, tmp_path):
@@ -229,6 +261,8 @@ def test_a_checkpoint_runs_no_code(tmp_path):
     ("arguments", "kind", "words"),
     [
         ({"settings": {"colour": 3}}, UsageError, "colour"),
+        ({"settings": {"drop_path_rate": 0.5}}, UsageError, "drop_path"),
+        ({"settings": {"seed": 20_000_000}}, UsageError, "seed"),
         ({"settings": {"epochs": "many"}}, UsageError, "epochs"),
         ({"settings": {"epochs": 0}}, UsageError, "epochs"),
         ({"settings": {"lr": -1}}, UsageError, "lr"),

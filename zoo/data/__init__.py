@@ -21,14 +21,16 @@ class Dataset:
 
     repository: str
     from_folder: Callable[[Path, str], ImageArrays]
-    from_hub: Callable[[str], ImageArrays]
+    from_hub: Callable[[str, bool], ImageArrays]
 
 
 # By the name that the registry uses.
 DATASETS = {"mnist": Dataset(mnist.HUB_REPOSITORY, mnist.read_folder, mnist.read_hub)}
 
 
-def open_dataset(name: str, split: str, data_dir: str | Path | None = None) -> ImageArrays:
+def open_dataset(
+    name: str, split: str, data_dir: str | Path | None = None, *, local_files_only: bool = False
+) -> ImageArrays:
     """Read a whole image set: from `data_dir`, else from the folder that `ZOO_DATA` names, else from the Hub.
 
     Parameters
@@ -36,6 +38,7 @@ def open_dataset(name: str, split: str, data_dir: str | Path | None = None) -> I
     name : of the data set, such as "mnist".
     split : "train" or "test".
     data_dir : folder of its files, or a folder of such folders.
+    local_files_only : take what the Hub's cache holds, fetch nothing.
 
     Raises
     ------
@@ -53,7 +56,7 @@ def open_dataset(name: str, split: str, data_dir: str | Path | None = None) -> I
     dataset = DATASETS[name]
     named = data_dir or os.environ.get("ZOO_DATA")
     if not named:
-        return dataset.from_hub(split)
+        return dataset.from_hub(split, local_files_only)
     root = Path(named).expanduser()
     if not root.is_dir():
         raise NotFoundError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from zoo.data.digits import SIDE, frame_digit
 from zoo.data.images import to_mode
-from zoo.errors import UsageError
+from zoo.errors import DamagedError, UsageError
 
 _MODES = {1: "L", 3: "RGB"}
 _INTERPOLATIONS = ("nearest", "box", "bilinear", "hamming", "bicubic", "lanczos")
@@ -87,9 +87,12 @@ class Preprocessing:
         )
 
     def pixels(self, image: Image.Image) -> Tensor:
-        """A PIL image of any mode and size -> uint8 (channels, height, width)."""
+        """A PIL image of any mode and size -> uint8 (channels, height, width); DamagedError for a blank digit."""
         if self.framing == "digit":
-            return torch.from_numpy(frame_digit(image)).unsqueeze(0)
+            framed = frame_digit(image)
+            if not framed.any():
+                raise DamagedError("the picture shows nothing: no stroke stands out from its background")
+            return torch.from_numpy(framed).unsqueeze(0)
         return self._geometry(to_mode(image, _MODES[self.input_size[0]]))
 
     def normalize(self, pixels: Tensor) -> Tensor:
@@ -99,8 +102,7 @@ class Preprocessing:
         """
         if pixels.dtype != torch.uint8:
             raise UsageError(f"pixels are uint8, 0 to 255, got {pixels.dtype}")
-        mean, std = (torch.tensor(part, device=pixels.device).view(-1, 1, 1) for part in (self.mean, self.std))
-        return (pixels.float() / 255 - mean) / std
+        return (pixels.float() / 255 - _column(self.mean, pixels.device)) / _column(self.std, pixels.device)
 
     def __call__(self, image: Image.Image) -> Tensor:
         """A PIL image -> float32 (channels, height, width), as the model takes it in a batch."""
@@ -118,6 +120,13 @@ class Preprocessing:
             mean=self.mean,  # "border" fills with it
             normalize=False,
         )
+
+
+@lru_cache(maxsize=32)
+def _column(values: tuple[float, ...], device: torch.device) -> Tensor:
+    """(channels, 1, 1) on `device`; kept, because a copy from the CPU would make every batch wait for the device."""
+    with torch.inference_mode(False):  # an inference tensor could not take part in a later training
+        return torch.tensor(values, device=device).view(-1, 1, 1)
 
 
 def transform(model: nn.Module) -> Preprocessing:

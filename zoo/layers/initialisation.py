@@ -27,16 +27,25 @@ def stiefel_(weight: Tensor, generator: torch.Generator | None = None) -> Tensor
         raise UsageError(
             f"orthonormal rows need a (rows, columns) matrix with rows <= columns, got {tuple(weight.shape)}"
         )
-    return nn.init.orthogonal_(weight, generator=generator)
+    return _orthogonal_(weight, 1.0, generator)
 
 
 @torch.no_grad()
 def scaled_uniform_orthogonal_(weight: Tensor, gain: float = 1.0, generator: torch.Generator | None = None) -> Tensor:
     """Scaled uniform orthogonal initialisation (SUO; Martens et al., arXiv 2110.01765).
 
-    `weight`: (out, in, ...) of an `nn.Linear` or a patch embedding; what follows the first axis counts as input, which
-    is right for a convolution whose kernel equals its stride. W = gain · s · (Haar orthogonal), s = max(sqrt(out / in), 1): the mean square of the
-    features is kept, exactly when out >= in and on average otherwise. The biases that belong to it are zero.
+    `weight`: (out, in, ...) of an `nn.Linear` or a patch embedding; what follows the first axis counts as input,
+    which is right for a convolution whose kernel equals its stride. W = gain · s · (Haar orthogonal) with
+    s = max(sqrt(out / in), 1): the mean square of the features is kept, exactly when out >= in and on average
+    otherwise. The biases that belong to it are zero.
     """
     fan_out, fan_in = weight.shape[0], weight[0].numel()
-    return nn.init.orthogonal_(weight, gain=gain * max(math.sqrt(fan_out / fan_in), 1.0), generator=generator)
+    return _orthogonal_(weight, gain * max(math.sqrt(fan_out / fan_in), 1.0), generator)
+
+
+def _orthogonal_(weight: Tensor, gain: float, generator: torch.Generator | None) -> Tensor:
+    """torch's `orthogonal_`, drawn in float32 where `weight` is narrower: there is no QR in half precision."""
+    if weight.dtype in (torch.float32, torch.float64):
+        return nn.init.orthogonal_(weight, gain, generator)
+    wide = torch.empty_like(weight, dtype=torch.float32)
+    return weight.copy_(nn.init.orthogonal_(wide, gain, generator))

@@ -29,7 +29,7 @@ def timm_cfg(entry: registry.Entry) -> dict[str, Any]:
         "crop_mode": pre.crop_mode,
         "num_classes": len(entry.labels),
         "label_names": entry.labels,
-        "license": "apache-2.0",
+        "license": entry.license,
     }
 
 
@@ -50,10 +50,10 @@ def build_vision_model(
     pretrained_cfg_overlay: dict[str, Any] | None = None,
     **kwargs: Any,
 ) -> nn.Module:
-    """timm's `build_model_with_cfg`; `pretrained=True` without a source asks the zoo's hub, like `zoo.load`.
+    """timm's `build_model_with_cfg` with the facts of the first registry entry so built, under those of the overlay.
 
-    A configuration that timm read from a folder or the Hub is taken as it is. Raises what `zoo.hub.find_weights`
-    raises.
+    `pretrained=True` without a source asks the zoo's hub, like `zoo.load`, and raises what `zoo.hub.find_weights`
+    raises. A configuration that timm read from a folder or the Hub is taken as it is.
     """
     overlay = dict(pretrained_cfg_overlay or {})
     own: dict[str, Any] = {}
@@ -62,7 +62,7 @@ def build_vision_model(
         own = own_facts(entry)
         pretrained_cfg = {**timm_cfg(entry), "first_conv": first_conv, "classifier": classifier}
         if pretrained and not any(overlay.get(source) for source in _SOURCES):
-            overlay["file"] = str(hub.find_weights(entry))
+            overlay["file"] = str(hub.find_weights(entry, cache_dir=kwargs.get("cache_dir")))
     model = build_model_with_cfg(
         model_cls,
         architecture,
@@ -78,4 +78,15 @@ def build_vision_model(
     if cfg.get("label_names") and len(cfg["label_names"]) != getattr(model, "num_classes", None):
         del cfg["label_names"]  # the head was replaced: these labels are no longer its classes
     model.pretrained_cfg = model.default_cfg = cfg
+    if hasattr(model, "patch_embed"):
+        _fit_input(model, cfg)
     return model
+
+
+def _fit_input(model: Any, cfg: dict[str, Any]) -> None:
+    """Let the preprocessing follow a model that was built for pictures of another size or number of channels."""
+    size = (model.patch_embed.proj.in_channels, *model.patch_embed.img_size)
+    if size != tuple(cfg["input_size"]):
+        same = size[0] == len(cfg["mean"])
+        spread = {key: cfg[key] if same else (sum(cfg[key]) / len(cfg[key]),) * size[0] for key in ("mean", "std")}
+        cfg.update(spread, input_size=size, framing=None)

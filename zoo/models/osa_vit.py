@@ -13,6 +13,7 @@ from timm.models import register_model
 from timm.models.vision_transformer import VisionTransformer, checkpoint_filter_fn
 from torch import Tensor, nn
 
+from zoo.errors import UsageError
 from zoo.layers import GELU_GAIN, OrthogonalMlp, OrthogonalSelfAttention, scaled_uniform_orthogonal_
 from zoo.models._build import build_vision_model
 
@@ -22,10 +23,15 @@ _MNIST = {"img_size": 28, "patch_size": 4, "in_chans": 1, "embed_dim": 64, "dept
 _TEST = {**_MNIST, "patch_size": 7, "embed_dim": 16, "depth": 2, "num_heads": 2}
 
 
+# What timm's `VisionTransformer` chooses for its blocks; everything else that it hands over has to be off.
+_CHOSEN = ("proj_bias", "norm_layer", "mlp_layer", "attn_layer", "depth")
+
+
 class OrthogonalBlock(nn.Module):
     """X <- MLP(M-OSA(X)), equation of section 2 of the source. x: (batch, tokens, dim) -> the same shape.
 
-    Takes the arguments that timm's `VisionTransformer` hands to a block; those about skips and norms have no use here.
+    Takes the arguments that timm's `VisionTransformer` hands to a block. UsageError for those about skips, norms and
+    the softmax's dropout, unless they are off.
     """
 
     def __init__(
@@ -43,9 +49,12 @@ class OrthogonalBlock(nn.Module):
         proj_drop: float = 0.0,
         device: Any = None,
         dtype: Any = None,
-        **unused: Any,
+        **others: Any,
     ) -> None:
         super().__init__()
+        useless = sorted(key for key, value in others.items() if key not in _CHOSEN and value)
+        if useless:
+            raise UsageError(f"a block without skip and norm has no use for {', '.join(useless)}")
         dd = {"device": device, "dtype": dtype}
         self.attn = OrthogonalSelfAttention(
             dim, num_heads, qkv_bias=qkv_bias, alpha=alpha, basis=basis, max_norm=max_norm, **dd

@@ -42,7 +42,7 @@ zoo.predict(model, "picture.png")  # [(label, probability), ...]
 
 ## Training
 
-`zoo train {name}`: recipe `{entry.recipe}` ({settings}).
+`{results["trained_by"]}`: recipe `{entry.recipe}` ({settings}).
 {results["steps"]} steps in {results["training_seconds"]:.0f} s, with torch {environment["torch"]},
 timm {environment["timm"]}, on {environment["device"]} ({environment["threads"]} CPU threads).
 The log is in `log.jsonl`, all figures in `results.json`.
@@ -53,7 +53,7 @@ def _metadata(entry: registry.Entry, results: dict[str, Any]) -> dict[str, Any]:
     """What the Hub reads at the head of a card, in its own schema."""
     dataset = {"name": results["dataset"], "type": DATASETS[results["dataset"]].repository, "split": results["split"]}
     return {
-        "license": "apache-2.0",
+        **({"license": entry.license} if entry.license else {}),
         "library_name": "timm",
         "pipeline_tag": entry.task,
         "tags": ["attention-zoo", entry.mechanism],

@@ -12,6 +12,9 @@ from zoo.errors import DamagedError
 from zoo.files import atomic
 
 FILE = "checkpoint.pt"
+KEYS = frozenset(
+    ("name", "recipe", "model_args", "processes", "step", "seconds", "model", "optimizer", "schedule", "scaler")
+)
 
 
 def save(folder: Path, state: dict[str, Any]) -> None:
@@ -24,7 +27,10 @@ def load(folder: Path) -> dict[str, Any]:
     """The state in the folder's checkpoint, its tensors on the CPU."""
     path = folder / FILE
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
+        state = torch.load(path, map_location="cpu", weights_only=True)
+        if not isinstance(state, dict) or not state.keys() >= KEYS:
+            raise ValueError("it is another kind of file")
+        return state
     except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
         line = " ".join(str(error).split())[:200]
         raise DamagedError(f"{path} is no checkpoint of a training ({line}); start again with --overwrite") from None

@@ -12,6 +12,7 @@ from torch import nn
 from zoo.data import ImageArrays, open_dataset
 from zoo.data.preprocessing import Preprocessing
 from zoo.errors import DamagedError, UsageError
+from zoo.export.capture import evaluating
 from zoo.loading import facts, load
 
 
@@ -41,22 +42,18 @@ def evaluate(model: nn.Module, arrays: ImageArrays, *, batch_size: int = 256) ->
     if not len(arrays):
         raise UsageError("there are no pictures to evaluate on")
     preprocessing = Preprocessing.of(model)
+    # Counted on the CPU: not every device has float64, in which the sum does not depend on how the set was cut.
     parameter = next(model.parameters())
-    was_training = model.training
-    model.eval()
     correct, loss = 0, 0.0
-    try:
+    with evaluating(model):
         for start in range(0, len(arrays), batch_size):
             images = arrays.images[start : start + batch_size].to(parameter.device)
-            targets = arrays.targets[start : start + batch_size].to(parameter.device)
-            logits = model(preprocessing.normalize(images).to(parameter.dtype)).float()
+            targets = arrays.targets[start : start + batch_size]
+            logits = model(preprocessing.normalize(images).to(parameter.dtype)).float().cpu()
             if not torch.isfinite(logits).all():
                 raise DamagedError("the model answers with NaN or infinity; its weights are no good")
             correct += int((logits.argmax(1) == targets).sum())
-            # In float64, so that the sum does not depend on how the set was cut into batches.
             loss += float(nn.functional.cross_entropy(logits.double(), targets, reduction="sum"))
-    finally:
-        model.train(was_training)
     return Evaluation(100 * correct / len(arrays), correct, len(arrays), loss / len(arrays))
 
 

@@ -10,16 +10,16 @@ import msgspec
 
 from zoo.errors import NotFoundError, UsageError
 from zoo.training import checkpoint, result
-from zoo.training.recipes import Recipe
+from zoo.training.recipes import Recipe, override
 
 
-def prepare(folder: Path, *, resume: bool, overwrite: bool) -> dict[str, Any] | None:
-    """Make `folder` ready; returns the state to go on from, or None for a new start.
+def inspect(folder: Path, *, resume: bool, overwrite: bool) -> dict[str, Any] | None:
+    """The state in `folder` to go on from, or None for a new start; changes nothing.
 
     Raises
     ------
     UsageError
-        Something is there that only `overwrite` may discard, or nothing can be written there.
+        Something is there that only `overwrite` may discard.
     NotFoundError
         There is no checkpoint to `resume` from.
     DamagedError
@@ -37,26 +37,38 @@ def prepare(folder: Path, *, resume: bool, overwrite: bool) -> dict[str, Any] | 
     if (unfinished or finished) and not overwrite:
         what = "an unfinished training; --resume goes on with it," if unfinished else "a finished training;"
         raise UsageError(f"{folder} holds {what} --overwrite discards it, --output names another folder")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        stale = [*folder.glob(".*.tmp")]  # left by a kill in the middle of a write
-        for path in [*stale, *(folder / name for name in (checkpoint.FILE, *result.FILES))]:
-            path.unlink(missing_ok=True)
-    except OSError as error:
-        raise UsageError(f"cannot write to the folder {folder} ({error.strerror}); choose another: --output") from None
     return None
 
 
-def check_same(
-    state: Mapping[str, Any], name: str, recipe: Recipe, model_args: Mapping[str, Any], folder: Path
-) -> None:
-    """Refuse to resume a checkpoint under another name or with other settings than it was made with."""
-    wanted = {"name": name, **msgspec.to_builtins(recipe), **model_args}
-    found = {"name": state["name"], **state["recipe"], **state["model_args"]}
-    if found != wanted:
-        keys = [key for key in {**found, **wanted} if found.get(key) != wanted.get(key)]
-        changed = ", ".join(f"{key} {found.get(key)}, not {wanted.get(key)}" for key in keys)
+def clear(folder: Path, *, keep: bool) -> None:
+    """Make `folder` and remove what a kill in the middle of a write left; without `keep`, an earlier training too."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        earlier = [] if keep else [folder / name for name in (checkpoint.FILE, *result.FILES)]
+        for path in [*folder.glob(".*.tmp"), *earlier]:
+            path.unlink(missing_ok=True)
+    except OSError as error:
+        raise UsageError(f"cannot write to the folder {folder} ({error.strerror}); choose another: --output") from None
+
+
+def settings_of(
+    state: Mapping[str, Any], name: str, given: Mapping[str, Any], processes: int, folder: Path
+) -> tuple[Recipe, dict[str, Any]]:
+    """The recipe and the arguments of the architecture that a checkpoint was made with.
+
+    `given` are the settings named on resuming: they may repeat those of the checkpoint, not contradict them.
+    """
+    recipe = msgspec.convert(state["recipe"], Recipe)
+    model_args = dict(state["model_args"])
+    fields = {key: value for key, value in given.items() if key in Recipe.__struct_fields__}
+    wanted = {**model_args, **given}
+    wanted |= msgspec.to_builtins(override(recipe, fields))  # texts as the numbers they mean
+    found = {**msgspec.to_builtins(recipe), **model_args, "name": state["name"], "processes": state["processes"]}
+    wanted |= {"name": name, "processes": processes}
+    changed = [f"{key} {found.get(key)}, not {wanted[key]}" for key in wanted if wanted[key] != found.get(key)]
+    if changed:
         raise UsageError(
-            f"the checkpoint in {folder} belongs to another training ({changed}); resume with its settings,"
+            f"the checkpoint in {folder} belongs to another training ({', '.join(changed)}); resume it as it was,"
             " or start anew with --overwrite"
         )
+    return recipe, model_args

@@ -27,19 +27,26 @@ def accelerator_on(device: torch.device, precision: str) -> Iterator[Accelerator
         raise UsageError("precision fp16 needs a GPU; on the CPU use bf16 or no")
     name = "ACCELERATE_TORCH_DEVICE"
     before = os.environ.get(name)
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+    if world_size() == 1:
         os.environ[name] = str(device)
     # accelerate keeps its settings for the life of the process; a second training may want others.
     AcceleratorState._reset_state(reset_partial_state=True)
     try:
         accelerator = Accelerator(mixed_precision=precision, cpu=device.type == "cpu")
-        yield accelerator
+        cuda = [accelerator.device] if accelerator.device.type == "cuda" else []
+        with torch.random.fork_rng(devices=cuda):
+            yield accelerator
         accelerator.end_training()
     finally:
         AcceleratorState._reset_state(reset_partial_state=True)
         os.environ.pop(name, None)
         if before is not None:
             os.environ[name] = before
+
+
+def world_size() -> int:
+    """How many processes train together, as their launcher says."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 class StopSignal:

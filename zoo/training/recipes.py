@@ -32,7 +32,7 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     shift: Annotated[int, msgspec.Meta(ge=0)] = 0
     samples: Count | None = None
     precision: Literal["no", "bf16", "fp16"] = "no"
-    seed: Annotated[int, msgspec.Meta(ge=0)] = 0
+    seed: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 0
     log_every: Count = 50
     save_every: Count = 500
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,13 @@ from timm.models._hub import save_config_for_hf
 from torch import nn
 
 import zoo
-from zoo import hub
+from zoo import hub, registry
 from zoo.data import ImageArrays
 from zoo.errors import DamagedError
 from zoo.files import atomic, write_json, write_text
 from zoo.loading import facts, load
 from zoo.models._build import OWN_FACTS
+from zoo.training import recipes
 from zoo.training.card import card
 from zoo.training.evaluate import evaluate
 from zoo.training.recipes import Recipe
@@ -34,6 +36,7 @@ def write(
     model: nn.Module,
     name: str,
     recipe: Recipe,
+    model_args: dict[str, Any],
     dataset: str,
     test: ImageArrays,
     steps: int,
@@ -49,10 +52,12 @@ def write(
         "dataset": dataset,
         "split": "test",
         **figures.to_dict(),
-        "command": f"zoo eval {name}",
+        "command": f"zoo eval {folder}",
+        "trained_by": training_command(name, recipe, model_args),
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "sha256": hub.sha256_of(folder / "model.safetensors"),
         "bytes": (folder / "model.safetensors").stat().st_size,
+        "model_args": model_args,
         "recipe": msgspec.to_builtins(recipe),
         "steps": steps,
         "training_seconds": round(seconds, 1),
@@ -67,6 +72,13 @@ def write(
     }
     write_text(folder / "README.md", card(document))
     write_json(folder / FILE, document)
+
+
+def training_command(name: str, recipe: Recipe, model_args: dict[str, Any]) -> str:
+    """The command that trains this again: the entry's recipe, and every setting that differs from it."""
+    usual = msgspec.to_builtins(recipes.recipe(registry.get(name).recipe))
+    changed = {key: value for key, value in msgspec.to_builtins(recipe).items() if value != usual[key]} | model_args
+    return shlex.join(["zoo", "train", name, *(f"--set={key}={json.dumps(changed[key])}" for key in changed)])
 
 
 def read(folder: Path) -> dict[str, Any]:
@@ -94,6 +106,8 @@ def save_config(model: nn.Module, path: Path) -> None:
             config = json.loads(temporary.read_text(encoding="utf-8"))
             # transformers hands num_classes to timm itself; a second one among the arguments makes it fail.
             config.get("model_args", {}).pop("num_classes", None)
+            if "label_names" in config["pretrained_cfg"]:  # where transformers looks for them
+                config["label_names"] = config["pretrained_cfg"]["label_names"]
             config["zoo"] = own
             temporary.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     finally:

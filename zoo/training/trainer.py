@@ -7,6 +7,7 @@ state of a random generator and equals an uninterrupted one bit for bit (on the 
 from __future__ import annotations
 
 import math
+import shlex
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -23,13 +24,13 @@ from torch import Tensor, nn
 from zoo import registry
 from zoo.data import batch_of_step, open_dataset, random_shift
 from zoo.data.preprocessing import Preprocessing
-from zoo.errors import DivergedError, InterruptedRun, UsageError
+from zoo.errors import DamagedError, DivergedError, InterruptedRun, UsageError
 from zoo.loading import load, resolve_device
 from zoo.training import checkpoint, recipes, result
 from zoo.training.evaluate import evaluate
-from zoo.training.folder import check_same, prepare
+from zoo.training.folder import clear, inspect, settings_of
 from zoo.training.log import Log
-from zoo.training.process import StopSignal, accelerator_on, progress_bar
+from zoo.training.process import StopSignal, accelerator_on, progress_bar, world_size
 from zoo.training.recipes import Recipe
 
 
@@ -54,7 +55,7 @@ def train(
     data_dir : where the data set is, see `zoo.data.open_dataset`.
     device : "cpu", "cuda", "cuda:N" or "mps".
     precision : "no", "bf16" or "fp16"; None as the recipe says.
-    resume : go on from the checkpoint in `output`.
+    resume : go on from the checkpoint in `output`, with the settings it was made with.
     overwrite : discard what is there.
     settings : fields of the recipe, or arguments of the architecture, to change.
     stop_after : stop after that many steps in all and leave a checkpoint, as if interrupted.
@@ -76,19 +77,22 @@ def train(
     entry = registry.get(name)
     if entry.dataset is None:
         raise UsageError(f"{name} has no data set in the registry, so there is nothing to train it on")
-    changed = dict(settings or {}) | ({"precision": precision} if precision is not None else {})
-    known = {key: value for key, value in changed.items() if key in Recipe.__struct_fields__}
-    recipe = recipes.override(recipes.recipe(entry.recipe), known)
-    model_args = {key: value for key, value in changed.items() if key not in known}
+    given = dict(settings or {}) | ({"precision": precision} if precision is not None else {})
     place = resolve_device(device)
     folder = Path(output or Path("runs") / name)
+    state = inspect(folder, resume=resume, overwrite=overwrite)
+    if state is None:
+        known = {key: value for key, value in given.items() if key in Recipe.__struct_fields__}
+        recipe = recipes.override(recipes.recipe(entry.recipe), known)
+        model_args = {key: value for key, value in given.items() if key not in known}
+    else:
+        recipe, model_args = settings_of(state, name, given, world_size(), folder)
     with accelerator_on(place, recipe.precision) as accelerator:
-        job = _Job(name, entry.dataset, recipe, model_args, folder, data_dir)
-        run = _Run(job, accelerator)
-        state = prepare(folder, resume=resume, overwrite=overwrite)
-        accelerator.wait_for_everyone()  # no process clears the folder while another writes to it already
+        run = _Run(_Job(name, entry.dataset, recipe, model_args, folder, data_dir), accelerator)
+        if accelerator.is_main_process:
+            clear(folder, keep=state is not None)
+        accelerator.wait_for_everyone()
         if state is not None:
-            check_same(state, name, recipe, model_args, folder)
             run.restore(state)
         run.go(stop_after, progress)
         accelerator.wait_for_everyone()
@@ -121,6 +125,8 @@ class _Run:
         self.epoch_steps = len(self.data) // recipe.batch_size
         if not self.epoch_steps:
             raise UsageError(f"batch_size {recipe.batch_size} is more than the {len(self.data)} training pictures")
+        if recipe.batch_size % accelerator.num_processes:
+            raise UsageError(f"batch_size {recipe.batch_size} is no multiple of {accelerator.num_processes} processes")
         self.total = recipe.epochs * self.epoch_steps
         spared = cast(Callable[[], set[str]], self.bare.no_weight_decay)()
         groups = param_groups_weight_decay(self.bare, recipe.weight_decay, no_weight_decay_list=spared)
@@ -149,6 +155,7 @@ class _Run:
             "name": self.job.name,
             "recipe": msgspec.to_builtins(self.job.recipe),
             "model_args": self.job.model_args,
+            "processes": self.accelerator.num_processes,
             "step": self.step,
             "seconds": self.seconds,
             "model": self.bare.state_dict(),
@@ -178,25 +185,33 @@ class _Run:
                     self._report_loss(log, bar, rate)
                 if epoch_ends:
                     self._report_test(log, bar)
-                stopping = stop.arrived() or self.step == stop_after
+                stopping = stop.arrived() or self.step >= (stop_after or self.total)
                 if stopping or epoch_ends or self.step % job.recipe.save_every == 0:
-                    self._mean_loss()
+                    self._check_state()
                     if main and self.step < self.total:
                         checkpoint.save(job.folder, self.state())
                 if stopping and self.step < self.total:
                     raise InterruptedRun(
-                        f"stopped at step {self.step} of {self.total};"
-                        f" `zoo train {job.name} --output {job.folder} --resume` goes on"
+                        f"stopped at step {self.step} of {self.total}; `{self._command('--resume')}` goes on"
                     )
         if main:
             device = str(self.accelerator.device)
             result.write(
-                job.folder, self.bare, job.name, job.recipe, job.dataset, self.test, self.total, self.seconds, device
+                job.folder,
+                self.bare,
+                job.name,
+                job.recipe,
+                job.model_args,
+                job.dataset,
+                self.test,
+                self.total,
+                self.seconds,
+                device,
             )
             checkpoint.discard(job.folder)
 
     def _update(self) -> Tensor:
-        """One step of the optimiser; returns the loss, detached, without waiting for the device."""
+        """One step of the optimiser; returns the loss, detached, which nothing has read back from the device yet."""
         recipe, rank, world = self.job.recipe, self.accelerator.process_index, self.accelerator.num_processes
         draw = (recipe.seed << 40) + self.step * world + rank
         torch.manual_seed(draw)
@@ -217,15 +232,29 @@ class _Run:
 
     def _mean_loss(self) -> float:
         """Mean since it was last asked, and the one place that waits for the device; DivergedError if no number."""
-        mean = float(torch.stack(self._losses).mean()) if self._losses else 0.0
+        if not self._losses:
+            return 0.0
+        mean = float(self.accelerator.reduce(torch.stack(self._losses).mean(), "mean"))
         self._losses.clear()
         if not math.isfinite(mean):
-            gentler = f"zoo train {self.job.name} --overwrite --set lr={self.job.recipe.lr / 2:g}"
-            raise DivergedError(
-                f"the loss of {self.job.name} is no number any more (by step {self.step} of {self.total}); the last"
-                f" good state stays in {self.job.folder}: `{gentler}` starts gentler"
-            )
+            raise self._diverged("the loss is")
         return mean
+
+    def _check_state(self) -> None:
+        """Raise DivergedError unless loss and parameters are numbers, so that no checkpoint is made of others."""
+        self._mean_loss()
+        if not all(bool(parameter.isfinite().all()) for parameter in self.bare.parameters()):
+            raise self._diverged("parameters are")
+
+    def _diverged(self, what: str) -> DivergedError:
+        gentler = self._command("--overwrite", "--set", f"lr={self.job.recipe.lr / 2:g}")
+        return DivergedError(
+            f"{what} no number any more, by step {self.step} of {self.total} of {self.job.name}; a checkpoint from"
+            f" before stays in {self.job.folder}; `{gentler}` starts gentler"
+        )
+
+    def _command(self, *words: str) -> str:
+        return shlex.join(("zoo", "train", self.job.name, "--output", str(self.job.folder), *words))
 
     def _report_loss(self, log: Log | None, bar: Any, rate: float) -> None:
         loss = self._mean_loss()
@@ -238,10 +267,18 @@ class _Run:
             log.write(step=self.step, epoch=self.step / self.epoch_steps, loss=loss, lr=rate, images_per_second=speed)
 
     def _report_test(self, log: Log | None, bar: Any) -> None:
+        self._check_state()
         if log is not None:
-            figures, epoch = evaluate(self.bare, self.test), self.step // self.epoch_steps
-            log.write(step=self.step, epoch=epoch, test=figures.to_dict())
-            line = f"epoch {epoch}: test top-1 {figures.top1:.2f} %, loss {figures.loss:.4f}"
-            if not bar.disable:
-                bar.write(line, file=sys.stderr)
+            epoch = self.step // self.epoch_steps
+            try:
+                figures = evaluate(self.bare, self.test)
+            except DamagedError:
+                self.accelerator.set_trigger()
+            else:
+                log.write(step=self.step, epoch=epoch, test=figures.to_dict())
+                line = f"epoch {epoch}: test top-1 {figures.top1:.2f} %, loss {figures.loss:.4f}"
+                if not bar.disable:
+                    bar.write(line, file=sys.stderr)
+        if self.accelerator.check_trigger():  # all processes leave together, or the others would wait forever
+            raise self._diverged("answers to the test set are")
         self._mark = self.step, time.perf_counter()
