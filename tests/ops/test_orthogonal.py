@@ -396,6 +396,35 @@ def test_no_memory_is_read_before_it_is_written(max_norm: float | None) -> None:
     assert all(torch.equal(a, b) for a, b in zip(plain, filled, strict=True))
 
 
+@pytest.mark.parametrize(
+    "alpha", [0.1, torch.tensor(0.1), torch.tensor([0.1, 0.2, -0.3])], ids=["number", "one", "heads"]
+)
+@pytest.mark.parametrize("value_dim", [4, 6])
+@pytest.mark.parametrize("room", [1, 3, 6, 1000])
+def test_worked_through_in_pieces(
+    room: int, value_dim: int, alpha: float | Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """How many matrices fit the cache changes nothing: not values, not gradients, not in any memory layout."""
+    packed = torch.randn(5, 17, 3, 3, 6, generator=torch.Generator().manual_seed(0))
+    q, k, v = packed.permute(2, 0, 3, 1, 4)
+    inputs = [x.detach().requires_grad_() for x in (q[..., :4], k[..., :4], v[..., :value_dim])]
+    alpha = alpha.clone().requires_grad_() if isinstance(alpha, Tensor) else alpha
+    wanted = [*inputs, alpha] if isinstance(alpha, Tensor) else inputs
+    grad = torch.randn(5, 17, 3, value_dim, generator=torch.Generator().manual_seed(1)).transpose(1, 2)
+
+    def run(cache: int) -> list[Tensor]:
+        monkeypatch.setattr("zoo.ops._gram.CACHE", cache)
+        out = orthogonal_attention(*inputs, alpha, max_norm=8.0)
+        with torch.no_grad():
+            assert torch.equal(orthogonal_attention(*inputs, alpha, max_norm=8.0), out)
+        expanded = torch.autograd.grad(out.sum(), wanted, retain_graph=True)
+        return [out, *torch.autograd.grad(out, wanted, grad), *expanded]
+
+    matrix = 4 * (3 * 17 * 4 + 3 * 64 + 24 * 4 * value_dim)
+    for found, whole in zip(run(room * matrix // torch.get_num_threads()), run(1 << 40), strict=True):
+        torch.testing.assert_close(found, whole, rtol=1e-4, atol=2e-5)
+
+
 def test_strided_and_expanded_inputs() -> None:
     x = torch.randn(2, 17, 3, 3, 4, generator=torch.Generator().manual_seed(0)).permute(2, 0, 3, 1, 4)
     q, k, v = x.unbind(0)

@@ -5,10 +5,9 @@ With spectrum ±i theta, 0 <= theta <= rho, phi_1(Z) = (e^Z - 1)/Z splits into
     phi_1(Z) = e(Z^2) + Z o(Z^2),   e = sin(theta)/theta,   o = (1 - cos(theta))/theta^2,
 
 both entire in theta^2. In x = 2 theta^2/rho^2 - 1 the action is sum_j T_j(X) (e_j U + o_j Z U). Half the degrees are
-saved by T_2i(x) = T_i(y) and T_2i+1(x) = x W_i(y) with y = 2 x^2 - 1: it is
+saved by T_2i(x) = T_i(y) and T_2i+1(x) = x W_i(y) with y = 2 x^2 - 1: with s = -2/rho^2 it is
 
-    sum_i T_i(Y) (a_i U + b_i Z U + c_i W U + d_i W Z U),   W = X + I = -(2/rho^2) Z^2,   Y = I + V/2,
-    V = 4 W^2 - 8 W,
+    sum_i T_i(Y) (a_i U + b_i Z U + c_i W U + d_i W Z U),   W = Z^2,   Y = I + V/2,   V = 4 s^2 W^2 - 8 s W,
 
 by Clenshaw's recurrence one thin product for two degrees. It runs on W and V, which vanish with Z, and on the
 differences of its terms (Reinsch): so a norm far below rho loses nothing to rounding the identity away.
@@ -74,7 +73,8 @@ def _series(rho: float, eps: float) -> Series:
             weight = (-1.0) ** (i - j) * (2.0 if j else 1.0)
             odd_part[j][0] += weight * even
             odd_part[j][1] += weight * odd
-    return tuple((a - c, b - d, c, d) for (a, b), (c, d) in zip(pairs[0::2], odd_part, strict=True))
+    s = -2.0 / rho**2  # x = s w - 1
+    return tuple((a - c, b - d, s * c, s * d) for (a, b), (c, d) in zip(pairs[0::2], odd_part, strict=True))
 
 
 _cached_series = lru_cache(maxsize=256)(_series)
@@ -83,28 +83,40 @@ _cached_series = lru_cache(maxsize=256)(_series)
 def action(z: Tensor, u: Tensor, rho: float, table: Series) -> tuple[Tensor, ...]:
     """phi_1(Z) U, and what its adjoint needs.
 
-    z: (batch, m, m), u: (batch, m, n). Returns Z U, W, V and Clenshaw's terms, the result first. Where
-    (tr Z^4 / 2)^(1/4), an upper bound of |theta|, exceeds rho, the result is NaN.
+    z: (batch, m, m), u: (batch, m, n). Returns the result, then Z U, W, V, `_beyond` and the differences of
+    Clenshaw's terms. Where (tr Z^4 / 2)^(1/4), an upper bound of |theta|, exceeds rho, the result is NaN.
     """
-    zu = torch.bmm(z, u)
-    w = torch.baddbmm(z, z, z, beta=0.0, alpha=-2.0 / rho**2)
-    v = torch.baddbmm(w, w, w, beta=-8.0, alpha=4.0)
-    blocks = (u, zu, torch.bmm(w, u), torch.bmm(w, zu))
-    step = torch.mul(u, table[-1][0])
-    for block, weight in zip(blocks[1:], table[-1][1:], strict=True):
-        step.add_(block, alpha=weight)
-    terms = [step.clone()]
-    for i in range(len(table) - 2, -1, -1):
-        for block, weight in zip(blocks, table[i], strict=True):
-            step.add_(block, alpha=weight)
-        step.baddbmm_(v, terms[-1], alpha=1.0 if i else 0.5)
-        terms.append(step + (terms[-1] if i else beyond(w, v)))
-    return (zu, w, v, *terms[::-1])
+    reuse, s = may_reuse_memory(), -2.0 / rho**2
+    w = torch.bmm(z, z)
+    v = torch.baddbmm(w, w, w, beta=-8.0 * s, alpha=4.0 * s * s)
+    blocks: Tensor | list[Tensor]
+    if reuse:
+        blocks = u.new_empty((4, *u.shape))
+        blocks[0].copy_(u)
+        zu = torch.bmm(z, u, out=blocks[1])
+        torch.bmm(w, u, out=blocks[2])
+        torch.bmm(w, zu, out=blocks[3])
+    else:
+        zu = torch.bmm(z, u)
+        blocks = [u, zu, torch.bmm(w, u), torch.bmm(w, zu)]
+    sides = _mix(table, blocks)
+    steps = [sides.pop()]
+    term = steps[0]
+    while sides:
+        side, last = sides.pop(), not sides
+        step = side.add_(steps[-1]) if reuse else side + steps[-1]
+        steps.append(step.baddbmm_(v, term, alpha=0.5 if last else 1.0))
+        if not last:
+            term = term.add_(step) if reuse and len(steps) > 2 else term + step
+    outside = _beyond(w, v, s)
+    result = steps.pop()
+    result = result.add_(outside) if reuse else result + outside
+    return (result, zu, w, v, outside, *steps[::-1])
 
 
-def beyond(w: Tensor, v: Tensor) -> Tensor:
-    """0 where tr Z^4 <= 2 rho^4, NaN elsewhere: (batch, 1, 1). tr W^2 = (4 / rho^4) tr Z^4."""
-    trace = _trace(v) + 8.0 * _trace(w)
+def _beyond(w: Tensor, v: Tensor, s: float) -> Tensor:
+    """0 where tr Z^4 <= 2 rho^4, NaN elsewhere: (batch, 1, 1). tr V = 4 s^2 tr Z^4 - 8 s tr W."""
+    trace = torch.add(v.diagonal(dim1=-2, dim2=-1), w.diagonal(dim1=-2, dim2=-1), alpha=8.0 * s).sum(-1)
     return torch.where(trace <= 32.0, 0.0, math.nan).to(w.dtype)[:, None, None]
 
 
@@ -117,29 +129,57 @@ def action_adjoint(
     is transposed. J^T W and J^T V are skew, so of their gradients the skew part alone counts, and the two
     products of a squaring's adjoint fall into one.
 
-    turned: J times the gradient of the result. Returns (Gamma, J gradient of U), Gamma + Gamma^T the gradient of
-    G as it enters G = M^T M.
+    turned: J times the gradient of the result; `saved` what `action` returned after it. Returns (Gamma, J gradient
+    of U), Gamma + Gamma^T the gradient of G as it enters G = M^T M.
     """
-    zu, w, v, *terms = saved
-    skew_v = torch.bmm(turned, terms[1].mT).mul_(-0.5)
-    totals = [torch.mul(turned, weight) for weight in table[0]]
-    step = torch.bmm(v, turned).mul_(0.5)
-    now = turned + step
+    zu, w, v, outside, *steps = saved
+    reuse, s = may_reuse_memory(), -2.0 / rho**2
+    room = turned.new_empty((len(table), *turned.shape)) if reuse else None
+    now = torch.add(turned, outside, out=None if room is None else room[0])
+    terms, step = [now], torch.bmm(v, now).mul_(0.5)
+    past = now * 0.5  # the sum of the terms so far, the first of them half
+    skew_v = torch.bmm(past, steps[0].mT)
     for i in range(1, len(table)):
-        for total, weight in zip(totals, table[i], strict=True):
-            total.add_(now, alpha=weight)
+        now = torch.add(now, step, out=None if room is None else room[i])
+        terms.append(now)
         if i + 1 < len(table):
-            skew_v.baddbmm_(now, terms[i + 1].mT, alpha=-1.0)
             step.baddbmm_(v, now)
-            now = now + step
-    grad_u, grad_zu, grad_wu, grad_wzu = totals
-    skew_w = torch.baddbmm(skew_v, w, skew_v - skew_v.mT, beta=-8.0, alpha=4.0)
+            past = past.add_(now) if reuse else past + now
+            skew_v.baddbmm_(past, steps[i].mT)
+    columns = tuple(zip(*table, strict=True))
+    grad_u, grad_zu, grad_wu, grad_wzu = _mix(columns, terms if room is None else room)
+    skew_w = skew_v.baddbmm_(w, skew_v - skew_v.mT, beta=8.0 * s, alpha=-4.0 * s * s)
     skew_w.baddbmm_(grad_wu, u.mT, alpha=-1.0).baddbmm_(grad_wzu, zu.mT, alpha=-1.0)
     grad_zu.baddbmm_(w, grad_wzu)
     grad_u.baddbmm_(w, grad_wu).baddbmm_(z, grad_zu, alpha=-1.0)
-    gamma = torch.bmm(z, skew_w - skew_w.mT)
-    return gamma.baddbmm_(grad_zu, u.mT, beta=2.0 / rho**2, alpha=-1.0), grad_u
+    gamma = torch.bmm(z, skew_w.mT - skew_w)
+    return gamma.baddbmm_(grad_zu, u.mT, alpha=-1.0), grad_u
 
 
-def _trace(x: Tensor) -> Tensor:
-    return x.diagonal(dim1=-2, dim2=-1).sum(-1)
+def _mix(weights: tuple[tuple[float, ...], ...], parts: Tensor | list[Tensor]) -> list[Tensor]:
+    """sum_j weights[i][j] parts[j] for every i: one product, or what a compiler fuses better."""
+    if torch.compiler.is_dynamo_compiling():
+        mixed = []
+        for row in weights:
+            total = parts[0] * row[0]
+            for part, weight in zip(parts[1:], row[1:], strict=True):
+                total = torch.add(total, part, alpha=weight)
+            mixed.append(total)
+        return mixed
+    stacked = parts if isinstance(parts, Tensor) else torch.stack(parts)
+    make = _cached_matrix if type(stacked) is Tensor and not torch.compiler.is_exporting() else _matrix
+    product = (make(weights, stacked.dtype, stacked.device) @ stacked.flatten(1)).view(len(weights), *stacked.shape[1:])
+    return [product[i] for i in range(len(weights))]
+
+
+def _matrix(weights: tuple[tuple[float, ...], ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    with torch.inference_mode(False):
+        return torch.tensor(weights, dtype=dtype, device=device)
+
+
+_cached_matrix = lru_cache(maxsize=64)(_matrix)  # so that a GPU waits for the copy once
+
+
+def may_reuse_memory() -> bool:
+    """Whether results may be written in place: neither autograd nor a tracer is watching."""
+    return not (torch.is_grad_enabled() or torch.compiler.is_compiling())

@@ -53,17 +53,16 @@ def orthogonal_attention(
         raise UsageError(f"max_norm must be a positive, finite number of radians, or None; not {max_norm!r}")
     _check(q, k, v, alpha, key_mask)
     dtype = torch.float64 if torch.float64 in (q.dtype, k.dtype, v.dtype) else torch.float32
-    wide = [x if x.dtype == dtype else x.to(dtype) for x in (q, k, v)]
+    wide_q, wide_k, wide_v = (x if x.dtype == dtype else x.to(dtype) for x in (q, k, v))
     if key_mask is not None:
         keep = key_mask[..., None, :, None]
-        wide = [torch.where(keep, x, 0.0) for x in wide]
-    if isinstance(alpha, Tensor) and alpha.dim():
-        alpha = alpha[:, None, None]
+        wide_q, wide_k, wide_v = (torch.where(keep, x, 0.0) for x in (wide_q, wide_k, wide_v))
     if q.shape[-2] == 1:  # one token's skew matrix is zero, and only NaN or infinity in it can be told
-        zero = (wide[0] - wide[0]).sum(-1, keepdim=True) + (wide[1] - wide[1]).sum(-1, keepdim=True)
-        out = wide[2] + (zero * alpha).to(dtype)
+        zero = (wide_q - wide_q).sum(-1, keepdim=True) + (wide_k - wide_k).sum(-1, keepdim=True)
+        rows = alpha[:, None, None] if isinstance(alpha, Tensor) and alpha.dim() else alpha
+        out = wide_v + (zero * rows).to(dtype)
     else:
-        out = FORMS[basis](*wide, alpha, max_norm)
+        out = FORMS[basis](wide_q, wide_k, wide_v, alpha, max_norm)
     out = out if out.dtype == v.dtype else out.to(v.dtype)
     return out if key_mask is None else torch.where(keep, out, v)
 
