@@ -16,6 +16,7 @@ differences of its terms (Reinsch): so a norm far below rho loses nothing to rou
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import lru_cache
 
 import torch
@@ -86,31 +87,18 @@ def action(z: Tensor, u: Tensor, rho: float, table: Series) -> tuple[Tensor, ...
     z: (batch, m, m), u: (batch, m, n). Returns the result, then Z U, W, V, `_beyond` and the differences of
     Clenshaw's terms. Where (tr Z^4 / 2)^(1/4), an upper bound of |theta|, exceeds rho, the result is NaN.
     """
-    reuse, s = may_reuse_memory(), -2.0 / rho**2
+    s = -2.0 / rho**2
     w = torch.bmm(z, z)
     v = torch.baddbmm(w, w, w, beta=-8.0 * s, alpha=4.0 * s * s)
-    blocks: Tensor | list[Tensor]
-    if reuse:
-        blocks = u.new_empty((4, *u.shape))
-        blocks[0].copy_(u)
-        zu = torch.bmm(z, u, out=blocks[1])
-        torch.bmm(w, u, out=blocks[2])
-        torch.bmm(w, zu, out=blocks[3])
-    else:
-        zu = torch.bmm(z, u)
-        blocks = [u, zu, torch.bmm(w, u), torch.bmm(w, zu)]
-    sides = _mix(table, blocks)
-    steps = [sides.pop()]
-    term = steps[0]
-    while sides:
-        side, last = sides.pop(), not sides
-        step = side.add_(steps[-1]) if reuse else side + steps[-1]
-        steps.append(step.baddbmm_(v, term, alpha=0.5 if last else 1.0))
-        if not last:
-            term = term.add_(step) if reuse and len(steps) > 2 else term + step
+    zu = torch.bmm(z, u)
+    sides = _mix(table, [u, zu, torch.bmm(w, u), torch.bmm(w, zu)])
+    term = sides.pop()
+    steps = [term]
+    while len(sides) > 1:
+        steps.append(sides.pop().add_(steps[-1]).baddbmm_(v, term))
+        term = term + steps[-1]
     outside = _beyond(w, v, s)
-    result = steps.pop()
-    result = result.add_(outside) if reuse else result + outside
+    result = sides.pop().add_(steps[-1]).baddbmm_(v, term, alpha=0.5) + outside
     return (result, zu, w, v, outside, *steps[::-1])
 
 
@@ -133,21 +121,20 @@ def action_adjoint(
     of U), Gamma + Gamma^T the gradient of G as it enters G = M^T M.
     """
     zu, w, v, outside, *steps = saved
-    reuse, s = may_reuse_memory(), -2.0 / rho**2
-    room = turned.new_empty((len(table), *turned.shape)) if reuse else None
-    now = torch.add(turned, outside, out=None if room is None else room[0])
-    terms, step = [now], torch.bmm(v, now).mul_(0.5)
+    s = -2.0 / rho**2
+    now = turned + outside
+    step = torch.bmm(v, now).mul_(0.5)
     past = now * 0.5  # the sum of the terms so far, the first of them half
     skew_v = torch.bmm(past, steps[0].mT)
+    terms = [now]
     for i in range(1, len(table)):
-        now = torch.add(now, step, out=None if room is None else room[i])
+        now = now + step
         terms.append(now)
         if i + 1 < len(table):
             step.baddbmm_(v, now)
-            past = past.add_(now) if reuse else past + now
+            past.add_(now)
             skew_v.baddbmm_(past, steps[i].mT)
-    columns = tuple(zip(*table, strict=True))
-    grad_u, grad_zu, grad_wu, grad_wzu = _mix(columns, terms if room is None else room)
+    grad_u, grad_zu, grad_wu, grad_wzu = _mix(tuple(zip(*table, strict=True)), terms)
     skew_w = skew_v.baddbmm_(w, skew_v - skew_v.mT, beta=8.0 * s, alpha=-4.0 * s * s)
     skew_w.baddbmm_(grad_wu, u.mT, alpha=-1.0).baddbmm_(grad_wzu, zu.mT, alpha=-1.0)
     grad_zu.baddbmm_(w, grad_wzu)
@@ -156,19 +143,23 @@ def action_adjoint(
     return gamma.baddbmm_(grad_zu, u.mT, alpha=-1.0), grad_u
 
 
-def _mix(weights: tuple[tuple[float, ...], ...], parts: Tensor | list[Tensor]) -> list[Tensor]:
-    """sum_j weights[i][j] parts[j] for every i: one product, or what a compiler fuses better."""
-    if torch.compiler.is_dynamo_compiling():
-        mixed = []
-        for row in weights:
-            total = parts[0] * row[0]
+def _mix(weights: Sequence[Sequence[float]], parts: list[Tensor]) -> list[Tensor]:
+    """sum_j weights[i][j] parts[j] for every i.
+
+    Sums where they are cheap (a CPU) or fused (torch.compile); one product where every operator costs a start
+    (a GPU, ONNX).
+    """
+    first = parts[0]
+    exporting = torch.compiler.is_exporting()
+    if not exporting and (first.device.type == "cpu" or torch.compiler.is_compiling()):
+        sums = [first * row[0] for row in weights]
+        for total, row in zip(sums, weights, strict=True):
             for part, weight in zip(parts[1:], row[1:], strict=True):
-                total = torch.add(total, part, alpha=weight)
-            mixed.append(total)
-        return mixed
-    stacked = parts if isinstance(parts, Tensor) else torch.stack(parts)
-    make = _cached_matrix if type(stacked) is Tensor and not torch.compiler.is_exporting() else _matrix
-    product = (make(weights, stacked.dtype, stacked.device) @ stacked.flatten(1)).view(len(weights), *stacked.shape[1:])
+                total.add_(part, alpha=weight)
+        return sums
+    make = _matrix if exporting or type(first) is not Tensor else _cached_matrix
+    product = make(tuple(map(tuple, weights)), first.dtype, first.device) @ torch.stack(parts).flatten(1)
+    product = product.view(len(weights), *first.shape)
     return [product[i] for i in range(len(weights))]
 
 
@@ -177,9 +168,4 @@ def _matrix(weights: tuple[tuple[float, ...], ...], dtype: torch.dtype, device: 
         return torch.tensor(weights, dtype=dtype, device=device)
 
 
-_cached_matrix = lru_cache(maxsize=64)(_matrix)  # so that a GPU waits for the copy once
-
-
-def may_reuse_memory() -> bool:
-    """Whether results may be written in place: neither autograd nor a tracer is watching."""
-    return not (torch.is_grad_enabled() or torch.compiler.is_compiling())
+_cached_matrix = lru_cache(maxsize=64)(_matrix)  # a GPU waits for it once, not at every call

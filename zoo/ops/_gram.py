@@ -12,8 +12,8 @@ doubled, F <- 2 F + F Z F, whose error grows with the norm alone and which leave
 batch as exact as it was; and since a norm of 900 alone costs float32 5e-5, whatever the form, this is done in
 float64 where the device has it.
 
-Shapes: q, k (batch, heads, tokens, w), v (batch, heads, tokens, n), c () or (heads, 1, 1), m = 2 w. Products see
-(b, tokens, .): one head of many images, read where it lies, or all heads of a few.
+Shapes: q, k (..., heads, tokens, w), v (..., heads, tokens, n), c () or (heads, 1, 1), m = 2 w; "batch" is all that
+comes before tokens, in one.
 """
 
 from __future__ import annotations
@@ -23,14 +23,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from zoo.errors import UsageError
-from zoo.ops._chebyshev import Series, action, action_adjoint, may_reuse_memory, series
-
-CACHE = 6 << 20  # bytes a thread may fill before what it needs next has left a CPU's cache
-
-Piece = tuple[slice, int | None]  # images, and one head or all
+from zoo.ops._chebyshev import Series, action, action_adjoint, series
 
 
 def gram_attention(q: Tensor, k: Tensor, v: Tensor, alpha: float | Tensor, max_norm: float | None) -> Tensor:
@@ -38,25 +33,23 @@ def gram_attention(q: Tensor, k: Tensor, v: Tensor, alpha: float | Tensor, max_n
     if torch.is_autocast_enabled(q.device.type):
         with torch.autocast(q.device.type, enabled=False):
             return gram_attention(q, k, v, alpha, max_norm)
-    if q.dim() != 4:
-        lead = q.shape[:-3]
-        q, k, v = (x.flatten(0, -4) if lead else x[None] for x in (q, k, v))
-        out = gram_attention(q, k, v, alpha, max_norm)
-        return out.unflatten(0, lead) if lead else out[0]
     c = _scale(alpha, q)
     rho, doublings = _plan(_choose(q, k, c) if max_norm is None else max_norm)
     if doublings and q.dtype == torch.float32 and q.device.type != "mps":
         return gram_attention(q.double(), k.double(), v.double(), alpha, max_norm).to(q.dtype)
     table = series(rho, torch.finfo(q.dtype).eps * (0.05 if doublings else 1.0))
-    if doublings or torch.compiler.is_exporting():
-        tokens, _ = _sheared(q, k, c)
-        z, u, values = _small(tokens, v)
-        y = _doubled(z, u, rho, table, doublings) if doublings else action(z, u, rho, table)[0]
-        return (values + torch.bmm(_both(tokens), y)).view(v.shape)
-    if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, c)):
+    by_hand = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, c))
+    if by_hand and not doublings and not torch.compiler.is_exporting():
         return _GramAttention.apply(q, k, v, c, rho, table)
-    with torch.no_grad():
-        return _forward(q, k, v, c, rho, table, keep=False)[0]
+    return _plain(q, k, v, c, rho, table, doublings)
+
+
+def _plain(q: Tensor, k: Tensor, v: Tensor, c: Tensor, rho: float, table: Series, doublings: int) -> Tensor:
+    """exp(S) V in operations that autograd follows, as often as it is asked to."""
+    tokens, _ = _sheared(q, k, c)
+    z, u, _ = _small(tokens, v)
+    y = _doubled(z, u, rho, table, doublings) if doublings else action(z, u, rho, table)[0]
+    return v + torch.bmm(_both(tokens), y).view(v.shape)
 
 
 def _scale(alpha: float | Tensor, q: Tensor) -> Tensor:
@@ -79,7 +72,7 @@ def _plan(bound: float) -> tuple[float, int]:
 
 
 def _sheared(q: Tensor, k: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
-    """[c Q, K - Q diag(r), -c Q]: (b, tokens, 3 w), and r: (..., 1, w).
+    """[c Q, K - Q diag(r), -c Q]: (batch, tokens, 3 w), and r: (..., heads, 1, w).
 
     The diagonal shear leaves S as it is and takes away the cancellation in Q K^T - K Q^T where K's columns lie
     near Q's; any r would do, so it has no gradient. q = k gives r = 1 and a K of zeros, exactly.
@@ -87,7 +80,8 @@ def _sheared(q: Tensor, k: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
     width = q.shape[-1]
     square, product = (q * q).sum(-2, keepdim=True), (q * k).sum(-2, keepdim=True)
     ratio = (product / torch.where(square == 0, 1.0, square)).detach()
-    if may_reuse_memory():
+    watched = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, c))
+    if not watched and not torch.compiler.is_compiling():  # in place
         tokens = q.new_empty((*q.shape[:-1], 3 * width))
         scaled, sheared, minus = tokens.split(width, -1)
         torch.mul(q, c, out=scaled)
@@ -121,54 +115,10 @@ def _doubled(z: Tensor, u: Tensor, rho: float, table: Series, doublings: int) ->
 
 
 def _small(tokens: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Z: (b, m, m), U: (b, m, n), and v as (b, tokens, n)."""
+    """Z: (batch, m, m), U: (batch, m, n), and v as (batch, tokens, n)."""
     values = v.flatten(0, -3)
     turned = _turned(tokens).mT
     return torch.bmm(turned, _both(tokens)), torch.bmm(turned, values), values
-
-
-def _pieces(q: Tensor, v: Tensor) -> list[Piece]:
-    """How the matrices are worked through: on a CPU in pieces that stay in its cache, else all at once."""
-    images, heads, tokens, width = q.shape
-    if q.device.type != "cpu" or torch.compiler.is_compiling():
-        return [(slice(None), None)]
-    each = q.element_size() * (3 * tokens * width + 3 * (2 * width) ** 2 + 24 * width * v.shape[-1])
-    room = max(1, CACHE * torch.get_num_threads() // each)  # matrices in a piece
-    if images * heads <= room:
-        return [(slice(None), None)]
-    step = -(-images // -(-images // room))
-    return [(slice(i, i + step), head) for head in range(heads) for i in range(0, images, step)]
-
-
-def _take(x: Tensor, piece: Piece) -> Tensor:
-    """The piece of a (batch, heads, tokens, .): (b, tokens, .) or all of it. A view."""
-    images, head = piece
-    return x if head is None else x[images, head]
-
-
-def _forward(
-    q: Tensor, k: Tensor, v: Tensor, c: Tensor, rho: float, table: Series, *, keep: bool
-) -> tuple[Tensor, list[tuple[Tensor, ...]]]:
-    pieces = _pieces(q, v)
-    out = torch.empty_like(v) if len(pieces) > 1 else v
-    kept = []
-    for piece in pieces:
-        part = _take(q, piece)
-        tokens, ratio = _sheared(part, _take(k, piece), _of_head(c, piece))
-        z, u, values = _small(tokens, _take(v, piece))
-        y, *saved = action(z, u, rho, table)
-        change = torch.bmm(_both(tokens), y)
-        if len(pieces) > 1:
-            torch.add(values, change, out=_take(out, piece))
-        else:
-            out = v + change.view(v.shape)
-        if keep:
-            kept.append((part, values, tokens, ratio, z, u, y, *saved))
-    return out, kept
-
-
-def _of_head(c: Tensor, piece: Piece) -> Tensor:
-    return c[piece[1]] if piece[1] is not None and c.dim() else c
 
 
 class _GramAttention(torch.autograd.Function):
@@ -176,14 +126,21 @@ class _GramAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, c: Tensor, rho: float, table: Series) -> Tensor:
-        out, kept = _forward(q, k, v, c, rho, table, keep=True)
-        ctx.save_for_backward(c, *(x for piece in kept for x in piece))
-        ctx.rho, ctx.table, ctx.pieces = rho, table, _pieces(q, v)
-        return out
+        tokens, ratio = _sheared(q, k, c)
+        z, u, _ = _small(tokens, v)
+        saved = action(z, u, rho, table)
+        ctx.save_for_backward(q, k, v, c, tokens, ratio, z, u, *saved)
+        ctx.rho, ctx.table = rho, table
+        return v + torch.bmm(_both(tokens), saved[0]).view(v.shape)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():  # create_graph: the adjoint by hand is not itself differentiable
+            inputs = ctx.saved_tensors[:4]
+            wanted = [x for x, needed in zip(inputs, ctx.needs_input_grad, strict=False) if needed]
+            again = _plain(*inputs, ctx.rho, ctx.table, 0)
+            found = iter(torch.autograd.grad(again, wanted, grad, create_graph=True))
+            return (*(next(found) if needed else None for needed in ctx.needs_input_grad[:4]), None, None)
         if torch.is_autocast_enabled(grad.device.type):
             with torch.autocast(grad.device.type, enabled=False):
                 return (*_backward(ctx, grad), None, None)
@@ -191,42 +148,18 @@ class _GramAttention(torch.autograd.Function):
 
 
 def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    c, *kept = ctx.saved_tensors
-    each = len(kept) // len(ctx.pieces)
-    if len(ctx.pieces) == 1:
-        return _backward_piece(ctx, c, kept, grad, None)
-    like_q = grad[..., :1].expand(*grad.shape[:-1], kept[0].shape[-1])
-    outs = torch.empty_like(like_q), torch.empty_like(like_q), torch.empty_like(grad)
-    grads_c = []
-    for i, piece in enumerate(ctx.pieces):
-        saved, room = kept[i * each : (i + 1) * each], tuple(_take(x, piece) for x in outs)
-        grads_c.append(_backward_piece(ctx, _of_head(c, piece), saved, _take(grad, piece), room)[3])
-    if not ctx.needs_input_grad[3]:
-        return *outs, None
-    grad_c = torch.stack([x for x in grads_c if x is not None])
-    return *outs, grad_c.view(grad.shape[1], -1).sum(-1)[:, None, None] if c.dim() else grad_c.sum()
-
-
-def _backward_piece(
-    ctx: Any, c: Tensor, saved: list[Tensor], grad: Tensor, room: tuple[Tensor, ...] | None
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    q, values, tokens, ratio, z, u, y, *rest = saved
-    width, both, flat = q.shape[-1], _both(tokens), grad.flatten(0, -3)
+    q, _, v, c, tokens, ratio, z, u, y, *saved = ctx.saved_tensors
+    values = v.flatten(0, -3)
+    both, flat = _both(tokens), grad.flatten(0, -3)
     turned = torch.bmm(_turned(tokens).mT, flat)  # J times the gradient of y
-    gamma, grad_u = action_adjoint(z, u, ctx.rho, ctx.table, tuple(rest), turned)
+    gamma, grad_u = action_adjoint(z, u, ctx.rho, ctx.table, tuple(saved), turned)
     grad_both = torch.bmm(both, gamma + gamma.mT)
     grad_both.baddbmm_(values, grad_u.mT, alpha=-1.0).baddbmm_(flat, y.mT)
-    change = torch.bmm(both, grad_u).view(grad.shape)
-    grad_scaled, grad_k = grad_both.view(*grad.shape[:-1], 2 * width).split(width, -1)
-    grad_c = (grad_scaled * q).sum((-2, -1), keepdim=True).sum_to_size(c.shape) if ctx.needs_input_grad[3] else None
+    grad_v = grad - torch.bmm(both, grad_u).view(grad.shape)
+    grad_q, grad_k = grad_both.view(*q.shape[:-1], both.shape[-1]).split(q.shape[-1], -1)
+    grad_c = (grad_q * q).sum((-2, -1), keepdim=True).sum_to_size(c.shape) if ctx.needs_input_grad[3] else None
     # The shear does not change the result, so its ratio has no gradient.
-    if room is None:
-        grad_q = torch.addcmul(grad_scaled * c, grad_k, ratio, value=-1.0)
-        return grad_q, grad_k, grad - change, grad_c
-    torch.mul(grad_scaled, c, out=room[0]).addcmul_(grad_k, ratio, value=-1.0)
-    room[1].copy_(grad_k)
-    torch.sub(grad, change, out=room[2])
-    return room[0], room[1], room[2], grad_c
+    return torch.addcmul(grad_q * c, grad_k, ratio, value=-1.0), grad_k, grad_v, grad_c
 
 
 @torch.no_grad()
