@@ -136,9 +136,9 @@ class _GramAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():  # create_graph: the adjoint by hand is not itself differentiable
-            inputs = ctx.saved_tensors[:4]
+            q, k, v, c = inputs = ctx.saved_tensors[:4]
             wanted = [x for x, needed in zip(inputs, ctx.needs_input_grad, strict=False) if needed]
-            again = _plain(*inputs, ctx.rho, ctx.table, 0)
+            again = _plain(q, k, v, c, ctx.rho, ctx.table, 0)
             found = iter(torch.autograd.grad(again, wanted, grad, create_graph=True))
             return (*(next(found) if needed else None for needed in ctx.needs_input_grad[:4]), None, None)
         if torch.is_autocast_enabled(grad.device.type):
