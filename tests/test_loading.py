@@ -176,13 +176,18 @@ def test_a_folder_has_no_revisions(folder):
 
 
 @pytest.mark.parametrize("arguments", [{"img_size": 42}, {"in_chans": 3}])
-def test_preprocessing_follows_the_input_size(folder, arguments):
-    from PIL import Image
-
-    picture = Image.new("RGB", (90, 70), "white")
+def test_a_framing_for_another_size_is_refused_not_dropped(folder, arguments):
     for model in (zoo.load(folder, **arguments), zoo.load("test-osa-vit", pretrained=False, **arguments)):
-        assert zoo.transform(model)(picture).shape == tuple(model.pretrained_cfg["input_size"])
-        assert len(zoo.predict(model, picture)) == 5
+        assert model(images(model)).shape == (2, 10)
+        with pytest.raises(UsageError, match="framing 'digit'"):
+            zoo.transform(model)
+
+
+def test_an_input_size_that_contradicts_the_model_changes_nothing(folder):
+    config = json.loads((folder / "config.json").read_text())
+    config["pretrained_cfg"]["input_size"] = [1, 1000, 1000]
+    (folder / "config.json").write_text(json.dumps(config))
+    assert zoo.transform(zoo.load(folder)).input_size == (1, 28, 28)
 
 
 def test_missing_folder(tmp_path):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import textwrap
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -83,7 +82,7 @@ def load(
             overlay["file"] = str(path)
         arguments = {**entry.arguments, **model_args}
         model = _create(entry.architecture, pretrained, arguments, pretrained_cfg_overlay=overlay)
-        _add_facts(model, own_facts(entry), overlay["input_size"])
+        facts(model).update(own_facts(entry))
     return model.to(device=place, dtype=dtype).eval()
 
 
@@ -129,14 +128,8 @@ def _from_folder(folder: Path, pretrained: bool, model_args: dict[str, Any]) -> 
     model = _create(f"local-dir:{folder}", pretrained, model_args, shown=architecture)
     if not registry.is_name(own.get("zoo_name")):  # it becomes part of paths; a stranger's file may hold anything
         own["zoo_name"] = folder.resolve().name
-    _add_facts(model, {key: own.get(key) for key in OWN_FACTS}, cfg.get("input_size") or ())
+    facts(model).update({key: own.get(key) for key in OWN_FACTS})
     return model
-
-
-def _add_facts(model: nn.Module, own: dict[str, Any], size: Sequence[int]) -> None:
-    """Add what timm has no words for; the framing only if the model was built for pictures of the stated size."""
-    kept = tuple(facts(model)["input_size"]) == tuple(size)
-    facts(model).update(own if kept else {**own, "framing": None})
 
 
 def _create(name: str, pretrained: bool, model_args: dict[str, Any], shown: str = "", **kwargs: Any) -> nn.Module:

@@ -89,4 +89,4 @@ def _fit_input(model: Any, cfg: dict[str, Any]) -> None:
     if size != tuple(cfg["input_size"]):
         same = size[0] == len(cfg["mean"])
         spread = {key: cfg[key] if same else (sum(cfg[key]) / len(cfg[key]),) * size[0] for key in ("mean", "std")}
-        cfg.update(spread, input_size=size, framing=None)
+        cfg.update(spread, input_size=size)  # a framing for another size stays, and `Preprocessing` refuses it
