@@ -266,6 +266,3 @@ def test_nan_in_gives_nan_out(bad: float, max_norm: float | None, tokens: int) -
     assert out[1, 2, :, 1].isnan().all()
     assert out.isnan().sum() == tokens
     assert orthogonal_attention(q, k, v, math.nan, max_norm=max_norm).isnan().all()
-
-
-# --- low precision ----------------------------------------------------------------------------------------------

@@ -164,3 +164,15 @@ def test_a_penalty_on_the_gradient_is_the_literal_ones() -> None:
         (grad,) = torch.autograd.grad(y.sum(), q, create_graph=True)
         found.append(torch.autograd.grad(y.square().sum() + grad.square().sum(), k)[0])
     torch.testing.assert_close(*found)
+
+
+def test_second_derivatives_do_not_see_autocast() -> None:
+    found = []
+    for enabled in (False, True):
+        q, k, v = (x.float().requires_grad_() for x in sample(2, 2, 9, 4))
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            out = orthogonal_attention(q, k, v, 0.3, max_norm=8.0)
+            (grad,) = torch.autograd.grad(out.square().sum(), q, create_graph=True)
+        found.append((grad.detach(), torch.autograd.grad(grad.square().sum(), k)[0]))
+    for plain, cast in zip(*found, strict=True):
+        assert torch.equal(plain, cast)

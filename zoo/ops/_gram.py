@@ -135,16 +135,20 @@ class _GramAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled():  # create_graph: the adjoint by hand is not itself differentiable
-            q, k, v, c = inputs = ctx.saved_tensors[:4]
-            wanted = [x for x, needed in zip(inputs, ctx.needs_input_grad, strict=False) if needed]
-            again = _plain(q, k, v, c, ctx.rho, ctx.table, 0)
-            found = iter(torch.autograd.grad(again, wanted, grad, create_graph=True))
-            return (*(next(found) if needed else None for needed in ctx.needs_input_grad[:4]), None, None)
+        adjoint = _again if torch.is_grad_enabled() else _backward
         if torch.is_autocast_enabled(grad.device.type):
             with torch.autocast(grad.device.type, enabled=False):
-                return (*_backward(ctx, grad), None, None)
-        return (*_backward(ctx, grad), None, None)
+                return (*adjoint(ctx, grad), None, None)
+        return (*adjoint(ctx, grad), None, None)
+
+
+def _again(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    """The gradients under create_graph: the adjoint by hand is not itself differentiable."""
+    q, k, v, c = inputs = ctx.saved_tensors[:4]
+    wanted = [x for x, needed in zip(inputs, ctx.needs_input_grad, strict=False) if needed]
+    again = _plain(q, k, v, c, ctx.rho, ctx.table, 0)
+    found = iter(torch.autograd.grad(again, wanted, grad, create_graph=True))
+    return tuple(next(found) if needed else None for needed in ctx.needs_input_grad[:4])
 
 
 def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
