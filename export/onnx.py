@@ -11,7 +11,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zoo.errors import UsageError, ValidationError, ZooError
+from zoo.errors import UsageError, ValidationError, ZooError, one_line
 from zoo.export.capture import INPUT, OUTPUT, check_opset, convert, evaluating
 from zoo.export.files import destination
 from zoo.export.samples import noise_for
@@ -174,7 +174,7 @@ def _check_output(model: nn.Module, example: Tensor) -> None:
     try:
         logits = model(example)
     except Exception as error:
-        reason = " ".join(str(error).split())[:200]
+        reason = one_line(error)[:200]
         raise UsageError(f"the model does not take images of {tuple(example.shape)}: {reason}") from error
     if not isinstance(logits, torch.Tensor) or logits.dim() != 2 or len(logits) != len(example):
         kind = tuple(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zoo.errors import DamagedError, DeviceError, MissingDependencyError, NotFoundError, UsageError
+from zoo.errors import DamagedError, DeviceError, MissingDependencyError, NotFoundError, UsageError, one_line
 from zoo.files import impostor
 
 if TYPE_CHECKING:
@@ -191,7 +191,7 @@ def _onnxruntime() -> Any:
 
 def _reason(error: BaseException) -> str:
     """What ONNX Runtime said, without its prefix and line breaks."""
-    text = " ".join(str(error).split())
+    text = one_line(error)
     return re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : (?:Load model from .*? failed: ?)?", "", text)[:300]
 
 

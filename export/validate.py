@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from zoo.errors import UsageError, ValidationError
+from zoo.errors import UsageError, ValidationError, one_line
 
 if TYPE_CHECKING:
     import numpy as np
@@ -94,7 +94,7 @@ def validate_onnx(
         try:
             got = exported(images)
         except Exception as error:
-            reason = " ".join(str(error).split())[:200]
+            reason = one_line(error)[:200]
             raise ValidationError(f"ONNX Runtime does not run it at batch {batch}: {reason}") from error
         difference, same = agreement(expected, got, atol=atol, rtol=rtol, where=f" at batch {batch}")
         worst = max(worst, difference)
@@ -150,5 +150,5 @@ def _check_form(path: str | os.PathLike[str]) -> None:
     try:
         onnx.checker.check_model(os.fspath(path), full_check=True)
     except Exception as error:
-        reason = " ".join(str(error).split())[:200]
+        reason = one_line(error)[:200]
         raise ValidationError(f"the file breaks a rule of ONNX: {reason}") from error

@@ -17,7 +17,7 @@ from typing import Any
 import click
 
 from zoo import registry
-from zoo.errors import DamagedError, NotFoundError, UsageError, ZooError
+from zoo.errors import DamagedError, NotFoundError, UsageError, ZooError, one_line
 
 
 class _Group(click.Group):
@@ -57,7 +57,7 @@ def _fail(error: BaseException, code: int, shown: bool, message: str | None = No
         import traceback
 
         traceback.print_exception(error)
-    line = " ".join(str(error if message is None else message).split())
+    line = one_line(error if message is None else message)
     click.echo(f"zoo: {line}", err=True)
     return code
 
@@ -239,13 +239,12 @@ def eval_(name: str, batch: int, data_dir: str | None, device: str, as_json: boo
 @_JSON
 def export(names: tuple[str, ...], onnx: bool, output: str, opset: int, data_dir: str | None, as_json: bool) -> None:
     """Export the models NAMES, or all whose weights are at hand, to OUTPUT/NAME/model.onnx."""
-    from zoo import hub
     from zoo.export import to_onnx
     from zoo.loading import facts, load
 
     if not onnx:
         raise UsageError("say what to export to: --onnx")
-    chosen = names or tuple(name for name in registry.names() if hub.at_hand(registry.get(name)))
+    chosen = names or _at_hand()
     if not chosen:
         raise NotFoundError("no model has its weights at hand; `zoo train NAME` makes some")
     reports = []
@@ -259,6 +258,13 @@ def export(names: tuple[str, ...], onnx: bool, output: str, opset: int, data_dir
             click.echo(f"zoo: {report}", err=True)
     if as_json:
         _print_json(reports)
+
+
+def _at_hand() -> tuple[str, ...]:
+    """The models that a command without names takes: all whose weights can be had."""
+    from zoo import hub
+
+    return tuple(name for name in registry.names() if hub.at_hand(registry.get(name)))
 
 
 def _samples(model: Any, data_dir: str | None) -> Any:
@@ -299,10 +305,9 @@ def bench(
     as_json: bool,
 ) -> None:
     """Time the models NAMES, or all whose weights are at hand, on DEVICE, each beside its twin."""
-    from zoo import hub
     from zoo.bench import run
 
-    chosen = names or tuple(name for name in registry.names() if hub.at_hand(registry.get(name)))
+    chosen = names or _at_hand()
     options = {"backends": backends} if backends else {}
     report = run(
         chosen,

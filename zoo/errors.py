@@ -54,3 +54,8 @@ class InterruptedRun(ZooError):
     """A training stopped by Ctrl-C after it had saved its state."""
 
     exit_code = 130
+
+
+def one_line(text: object) -> str:
+    """What `text` says, an error mostly, with every run of blanks and line ends made one blank."""
+    return " ".join(str(text).split())

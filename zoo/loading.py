@@ -124,7 +124,7 @@ def _from_folder(folder: Path, pretrained: bool, model_args: dict[str, Any]) -> 
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise DamagedError(f"{config_path} is no model configuration ({type(error).__name__}: {error})") from None
     if pretrained:
-        hub.check_safetensors(folder / "model.safetensors")
+        hub.check_safetensors(folder / hub.WEIGHTS_FILE)
     model = _create(f"local-dir:{folder}", pretrained, model_args, shown=architecture)
     if not registry.is_name(own.get("zoo_name")):  # it becomes part of paths; a stranger's file may hold anything
         own["zoo_name"] = folder.resolve().name
@@ -155,7 +155,7 @@ def _hub_folder(
     text: str, revision: str | None, pretrained: bool, local_files_only: bool, cache_dir: str | Path | None
 ) -> Path:
     repository, _, pinned = text.partition("@")
-    files = ("config.json", "model.safetensors") if pretrained else ("config.json",)
+    files = ("config.json", hub.WEIGHTS_FILE) if pretrained else ("config.json",)
     paths = [
         hub.fetch(
             repository,

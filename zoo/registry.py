@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 import yaml
 
-from zoo.errors import DamagedError, NotFoundError
+from zoo.errors import DamagedError, NotFoundError, one_line
 
 _OWN = Path(__file__).with_name("registry.yaml")
 _LINK = "../registry.yaml"  # where the link at `_OWN` leads in a checkout
@@ -213,7 +213,7 @@ def _read(path: Path) -> dict[str, tuple[Entry, int]]:
             root, raw = _parse(text, _Careful)
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
-        problem = " ".join(str(error.problem or error.context).split())
+        problem = one_line(error.problem or error.context)
         raise DamagedError(f"{path}, line {line}: {problem}") from None
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise DamagedError(f"{path}: no YAML: {' '.join(str(error).split())}") from None

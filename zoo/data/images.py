@@ -28,7 +28,7 @@ import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 from PIL import __version__ as _PILLOW
 
-from zoo.errors import DamagedError, NotFoundError, UsageError
+from zoo.errors import DamagedError, NotFoundError, UsageError, one_line
 
 Source = str | os.PathLike[str] | bytes | BinaryIO | Image.Image
 
@@ -271,4 +271,4 @@ def _reason(error: BaseException) -> str:
     """The error in a few words on one line."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror.lower()
-    return " ".join(str(error).split())[:200] or type(error).__name__
+    return one_line(error)[:200] or type(error).__name__

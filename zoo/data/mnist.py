@@ -13,7 +13,7 @@ import torch
 from zoo import hub
 from zoo.data.arrays import ImageArrays
 from zoo.data.images import open_image
-from zoo.errors import DamagedError, NotFoundError, ZooError
+from zoo.errors import DamagedError, NotFoundError, ZooError, one_line
 
 HUB_REPOSITORY = "ylecun/mnist"
 LABELS = tuple("0123456789")
@@ -66,7 +66,7 @@ def read_hub(split: str, local_files_only: bool = False) -> ImageArrays:
         table = pyarrow.parquet.read_table(path, columns=["image", "label"])
         rows, labels = table["image"].to_pylist(), table["label"].to_pylist()
     except (pyarrow.ArrowException, KeyError, OSError) as error:
-        reason = " ".join(str(error).split())[:200]
+        reason = one_line(error)[:200]
         raise DamagedError(f"{path} is not MNIST's Parquet file ({reason}); delete it and fetch it again") from None
     pictures = [np.asarray(open_image(io.BytesIO(row["bytes"]))) for row in rows]
     targets = torch.tensor(labels, dtype=torch.int64)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from zoo.errors import NotFoundError, UsageError, ZooError
+from zoo.errors import NotFoundError, UsageError, ZooError, one_line
 
 _CLIENTS = ("httpx", "httpx2", "requests")
 
@@ -87,4 +87,4 @@ def _is_of_the_client(error: Exception) -> bool:
 
 
 def _line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
+    return one_line(error) or type(error).__name__

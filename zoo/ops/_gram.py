@@ -47,7 +47,7 @@ def gram_attention(q: Tensor, k: Tensor, v: Tensor, alpha: float | Tensor, max_n
 def _plain(q: Tensor, k: Tensor, v: Tensor, c: Tensor, rho: float, table: Series, doublings: int) -> Tensor:
     """exp(S) V in operations that autograd follows, as often as it is asked to."""
     tokens, _ = _sheared(q, k, c)
-    z, u, _ = _small(tokens, v)
+    z, u = _small(tokens, v)
     y = _doubled(z, u, rho, table, doublings) if doublings else action(z, u, rho, table)[0]
     return v + torch.bmm(_both(tokens), y).view(v.shape)
 
@@ -114,11 +114,10 @@ def _doubled(z: Tensor, u: Tensor, rho: float, table: Series, doublings: int) ->
     return torch.baddbmm(y, f, torch.bmm(z, y), beta=2.0)
 
 
-def _small(tokens: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Z: (batch, m, m), U: (batch, m, n), and v as (batch, tokens, n)."""
-    values = v.flatten(0, -3)
+def _small(tokens: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Z: (batch, m, m) and U: (batch, m, n)."""
     turned = _turned(tokens).mT
-    return torch.bmm(turned, _both(tokens)), torch.bmm(turned, values), values
+    return torch.bmm(turned, _both(tokens)), torch.bmm(turned, v.flatten(0, -3))
 
 
 class _GramAttention(torch.autograd.Function):
@@ -127,7 +126,7 @@ class _GramAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, c: Tensor, rho: float, table: Series) -> Tensor:
         tokens, ratio = _sheared(q, k, c)
-        z, u, _ = _small(tokens, v)
+        z, u = _small(tokens, v)
         saved = action(z, u, rho, table)
         ctx.save_for_backward(q, k, v, c, tokens, ratio, z, u, *saved)
         ctx.rho, ctx.table = rho, table

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from zoo.errors import DamagedError
+from zoo.errors import DamagedError, one_line
 from zoo.files import atomic
 
 FILE = "checkpoint.pt"
@@ -32,7 +32,7 @@ def load(folder: Path) -> dict[str, Any]:
             raise ValueError("it is another kind of file")
         return state
     except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
-        line = " ".join(str(error).split())[:200]
+        line = one_line(error)[:200]
         raise DamagedError(f"{path} is no checkpoint of a training ({line}); start again with --overwrite") from None
 
 

@@ -28,7 +28,7 @@ from zoo.training.evaluate import evaluate
 from zoo.training.recipes import Recipe
 
 FILE = "results.json"
-FILES = ("model.safetensors", "config.json", "README.md", FILE, "log.jsonl")
+FILES = (hub.WEIGHTS_FILE, "config.json", "README.md", FILE, "log.jsonl")
 
 
 def write(
@@ -44,7 +44,7 @@ def write(
     device: str,
 ) -> None:
     """Write the finished folder. `results.json` comes last and is measured on the model as it is read back."""
-    save_weights(model, folder / "model.safetensors")
+    save_weights(model, folder / hub.WEIGHTS_FILE)
     save_config(model, folder / "config.json")
     figures = evaluate(load(str(folder.resolve())), test)
     document = {
@@ -55,8 +55,8 @@ def write(
         "command": f"zoo eval {folder}",
         "trained_by": training_command(name, recipe, model_args),
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "sha256": hub.sha256_of(folder / "model.safetensors"),
-        "bytes": (folder / "model.safetensors").stat().st_size,
+        "sha256": hub.sha256_of(folder / hub.WEIGHTS_FILE),
+        "bytes": (folder / hub.WEIGHTS_FILE).stat().st_size,
         "model_args": model_args,
         "recipe": msgspec.to_builtins(recipe),
         "steps": steps,
