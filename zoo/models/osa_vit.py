@@ -1,6 +1,7 @@
-"""Vision Transformers on Orthogonal Self-Attention (arXiv 2602.05996), and their twins with softmax attention.
+"""Vision Transformers on Orthogonal Self-Attention (arXiv 2602.05996), their twins with softmax attention, and controls.
 
-One block is X <- MLP(M-OSA(X)): no skip, no norm, anywhere. The twin of the same sizes is timm's pre-norm ViT.
+One block is X <- MLP(M-OSA(X)): no skip, no norm, anywhere. The twin of the same sizes is timm's pre-norm ViT; the
+controls of the source's figure 1 are the twin without skips, and without skips and norms.
 """
 
 from __future__ import annotations
@@ -8,9 +9,10 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+import torch
 from timm.layers import LayerNorm
 from timm.models import register_model
-from timm.models.vision_transformer import VisionTransformer, checkpoint_filter_fn
+from timm.models.vision_transformer import Block, VisionTransformer, checkpoint_filter_fn
 from torch import Tensor, nn
 
 from zoo.errors import UsageError
@@ -20,6 +22,7 @@ from zoo.models._build import build_vision_model
 # "Pool over tokens, no class token": with attention near the identity at the start, a class token would see nothing.
 _POOLED = {"class_token": False, "global_pool": "avg", "qkv_bias": False}
 _MNIST = {"img_size": 28, "patch_size": 4, "in_chans": 1, "embed_dim": 64, "depth": 6, "num_heads": 4, "mlp_ratio": 2.0}
+_POS_EMBED_SCALE = 0.5
 _TEST = {**_MNIST, "patch_size": 7, "embed_dim": 16, "depth": 2, "num_heads": 2}
 
 
@@ -82,7 +85,7 @@ class OsaVisionTransformer(VisionTransformer):
         basis: str = "gram",
         max_norm: float | None = 8.0,
         act_gain: float = GELU_GAIN,
-        pos_embed_scale: float = 0.5,
+        pos_embed_scale: float = _POS_EMBED_SCALE,
         **kwargs: Any,
     ) -> None:
         self.pos_embed_scale = pos_embed_scale
@@ -92,12 +95,7 @@ class OsaVisionTransformer(VisionTransformer):
 
     def init_weights(self, mode: str = "", needs_reset: bool = True) -> None:
         """Scaled uniform orthogonal patches, small head; the blocks draw their own (anew if `needs_reset`)."""
-        scaled_uniform_orthogonal_(self.patch_embed.proj.weight)
-        nn.init.zeros_(self.patch_embed.proj.bias)
-        nn.init.normal_(self.pos_embed, std=self.pos_embed_scale)
-        if isinstance(self.head, nn.Linear):
-            nn.init.trunc_normal_(self.head.weight, std=0.02)
-            nn.init.zeros_(self.head.bias)
+        _draw_ends(self, self.pos_embed_scale)
         if needs_reset:
             for block in self.blocks:
                 block.attn.reset_parameters()
@@ -140,8 +138,52 @@ def test_zoo_vit(pretrained: bool = False, **kwargs: Any) -> nn.Module:
     return _build(_Twin, "test_zoo_vit", pretrained, **{**_TEST, **kwargs})
 
 
-class _Twin(VisionTransformer):
-    """timm's `VisionTransformer` with this file's defaults."""
+@register_model
+def vit_mnist_noskip(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+    """A control: `vit_mnist` without skips, X <- MLP(LN(MHSA(LN(X)))); initialised as the twin is."""
+    return _build(_Twin, "vit_mnist_noskip", pretrained, **{**_MNIST, "block_fn": NoSkipBlock, **kwargs})
 
-    def __init__(self, **kwargs: Any) -> None:
+
+@register_model
+def vit_mnist_noskip_nonorm(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+    """A control: `vit_mnist` without skips and without any norm, X <- MLP(MHSA(X)); initialised as the twin is."""
+    bare = {"block_fn": NoSkipBlock, "norm_layer": nn.Identity, "final_norm": False}
+    return _build(_Twin, "vit_mnist_noskip_nonorm", pretrained, **{**_MNIST, **bare, **kwargs})
+
+
+class NoSkipBlock(Block):
+    """timm's pre-norm block without its two skips. x: (batch, tokens, dim) -> the same shape."""
+
+    def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+        x = self.drop_path1(self.ls1(self.attn(self.norm1(x), attn_mask=attn_mask, is_causal=is_causal)))
+        return self.drop_path2(self.ls2(self.mlp(self.norm2(x))))
+
+
+class _Twin(VisionTransformer):
+    """timm's `VisionTransformer` with this file's defaults.
+
+    `orthogonal_init` draws the weights as `OsaVisionTransformer` does: what has neither skips nor norms starts with
+    features of 1e-22 from timm's own weights, which are made for networks that have both.
+    """
+
+    def __init__(self, *, orthogonal_init: bool = False, **kwargs: Any) -> None:
         super().__init__(**{**_POOLED, "norm_layer": LayerNorm, **kwargs})
+        if orthogonal_init:
+            _draw_ends(self, _POS_EMBED_SCALE)
+            for block in self.blocks:
+                for weight in block.attn.qkv.weight.chunk(3):
+                    scaled_uniform_orthogonal_(weight)
+                scaled_uniform_orthogonal_(block.attn.proj.weight)
+                scaled_uniform_orthogonal_(block.mlp.fc1.weight)
+                scaled_uniform_orthogonal_(block.mlp.fc2.weight, GELU_GAIN)
+
+
+@torch.no_grad()
+def _draw_ends(model: VisionTransformer, pos_embed_scale: float) -> None:
+    """What stands before and after the blocks: scaled uniform orthogonal patches, positions, a small head."""
+    scaled_uniform_orthogonal_(model.patch_embed.proj.weight)
+    nn.init.zeros_(model.patch_embed.proj.bias)
+    nn.init.normal_(model.pos_embed, std=pos_embed_scale)
+    if isinstance(model.head, nn.Linear):
+        nn.init.trunc_normal_(model.head.weight, std=0.02)
+        nn.init.zeros_(model.head.bias)
