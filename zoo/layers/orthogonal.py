@@ -32,7 +32,7 @@ class OrthogonalSelfAttention(nn.Module):
     num_heads : H. With one head 2d > D: Q and K are then two independent samples.
     qkv_bias, proj_bias : biases of the projections; the source has none.
     alpha : initial value of the learnable scalar, one a head. Keep weight decay away from it (`no_weight_decay`).
-    basis : how exp(S) is applied, see `zoo.ops.orthogonal_attention`.
+    basis, steps : how exp(S) is applied, see `zoo.ops.orthogonal_attention`.
     max_norm : largest ||S||_2 that the fixed computation covers; beyond it the head's output is NaN, never wrong.
     value_init : "joint" or "per_head".
     """
@@ -46,6 +46,7 @@ class OrthogonalSelfAttention(nn.Module):
         *,
         alpha: float = 0.01,
         basis: str = "gram",
+        steps: int | None = None,
         max_norm: float | None = 8.0,
         value_init: Literal["joint", "per_head"] = "joint",
         device: torch.device | str | None = None,
@@ -56,8 +57,10 @@ class OrthogonalSelfAttention(nn.Module):
             raise UsageError(f"dim {dim} is no multiple of num_heads {num_heads}")
         if value_init not in ("joint", "per_head"):
             raise UsageError(f"value_init {value_init!r} is neither 'joint' nor 'per_head'")
+        ops.check_basis(basis, steps)
         self.num_heads, self.head_dim = num_heads, dim // num_heads
-        self.alpha_init, self.basis, self.max_norm, self.value_init = alpha, basis, max_norm, value_init
+        self.alpha_init, self.value_init = alpha, value_init
+        self.basis, self.steps, self.max_norm = basis, steps, max_norm
         self.qkv = nn.Linear(dim, 3 * dim, bias=qkv_bias, device=device, dtype=dtype)
         self.alpha = nn.Parameter(torch.empty(num_heads, device=device, dtype=dtype))
         self.proj = nn.Linear(dim, dim, bias=proj_bias, device=device, dtype=dtype)
@@ -96,8 +99,11 @@ class OrthogonalSelfAttention(nn.Module):
         """x: (B, N, D), key_mask: (B, N) bool, True = keep -> (B, N, D). Masked tokens neither rotate nor are seen."""
         batch, tokens, dim = x.shape
         q, k, v = self.qkv(x).view(batch, tokens, 3, self.num_heads, self.head_dim).permute(2, 0, 3, 1, 4).unbind(0)
-        y = ops.orthogonal_attention(q, k, v, self.alpha, basis=self.basis, max_norm=self.max_norm, key_mask=key_mask)
+        y = ops.orthogonal_attention(
+            q, k, v, self.alpha, basis=self.basis, steps=self.steps, max_norm=self.max_norm, key_mask=key_mask
+        )
         return self.proj(y.transpose(1, 2).reshape(batch, tokens, dim))
 
     def extra_repr(self) -> str:
-        return f"num_heads={self.num_heads}, basis={self.basis!r}, max_norm={self.max_norm}"
+        steps = "" if self.steps is None else f", steps={self.steps}"
+        return f"num_heads={self.num_heads}, basis={self.basis!r}{steps}, max_norm={self.max_norm}"

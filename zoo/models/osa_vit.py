@@ -47,6 +47,7 @@ class OrthogonalBlock(nn.Module):
         *,
         alpha: float = 0.01,
         basis: str = "gram",
+        steps: int | None = None,
         max_norm: float | None = 8.0,
         act_gain: float = GELU_GAIN,
         proj_drop: float = 0.0,
@@ -60,7 +61,7 @@ class OrthogonalBlock(nn.Module):
             raise UsageError(f"a block without skip and norm has no use for {', '.join(useless)}")
         dd = {"device": device, "dtype": dtype}
         self.attn = OrthogonalSelfAttention(
-            dim, num_heads, qkv_bias=qkv_bias, alpha=alpha, basis=basis, max_norm=max_norm, **dd
+            dim, num_heads, qkv_bias=qkv_bias, alpha=alpha, basis=basis, steps=steps, max_norm=max_norm, **dd
         )
         self.mlp = OrthogonalMlp(
             dim, int(dim * mlp_ratio), act_layer=act_layer, drop=proj_drop, act_gain=act_gain, **dd
@@ -73,7 +74,7 @@ class OrthogonalBlock(nn.Module):
 class OsaVisionTransformer(VisionTransformer):
     """timm's `VisionTransformer` with orthogonal blocks and nothing that normalises or skips.
 
-    Parameters beyond timm's: `alpha`, `basis`, `max_norm` of the attention, `act_gain` of the MLP (both in
+    Parameters beyond timm's: `alpha`, `basis`, `steps`, `max_norm` of the attention, `act_gain` of the MLP (both in
     `zoo.layers`), and `pos_embed_scale`, the standard deviation of the position embedding at the start.
     images: (batch, channels, height, width) -> logits: (batch, classes).
     """
@@ -83,13 +84,15 @@ class OsaVisionTransformer(VisionTransformer):
         *,
         alpha: float = 0.01,
         basis: str = "gram",
+        steps: int | None = None,
         max_norm: float | None = 8.0,
         act_gain: float = GELU_GAIN,
         pos_embed_scale: float = _POS_EMBED_SCALE,
         **kwargs: Any,
     ) -> None:
         self.pos_embed_scale = pos_embed_scale
-        block = partial(OrthogonalBlock, alpha=alpha, basis=basis, max_norm=max_norm, act_gain=act_gain)
+        own = {"alpha": alpha, "basis": basis, "steps": steps, "max_norm": max_norm, "act_gain": act_gain}
+        block = partial(OrthogonalBlock, **own)
         super().__init__(**{**_POOLED, **kwargs}, final_norm=False, block_fn=block, weight_init="skip")
         self.init_weights(needs_reset=False)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
-from zoo.ops.orthogonal import orthogonal_attention
+from zoo.ops.exponential import matrix_exp
+from zoo.ops.orthogonal import check_basis, orthogonal_attention
+from zoo.ops.polar import polar
 
-__all__ = ["orthogonal_attention"]
+__all__ = ["check_basis", "matrix_exp", "orthogonal_attention", "polar"]

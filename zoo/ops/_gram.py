@@ -6,11 +6,8 @@ M's columns
 
     exp(S) V = V + M phi_1(Z) U,   Z = J M^T M,   U = J M^T V.
 
-Up to a norm of 16 phi_1(Z) U is one Chebyshev action (`_chebyshev`), with its adjoint by hand. Its rounding error
-grows with the square of the norm (theta^2 is known to eps rho^2). Beyond, F = phi_1(Z / 2^s) / 2^s is formed and
-doubled, F <- 2 F + F Z F, whose error grows with the norm alone and which leaves a matrix of small norm in the same
-batch as exact as it was; and since a norm of 900 alone costs float32 5e-5, whatever the form, this is done in
-float64 where the device has it.
+Up to a norm of 16 phi_1(Z) U is one Chebyshev action (`_chebyshev`), with its adjoint by hand; how it is done at any
+norm is said by `_skew`.
 
 Shapes: q, k (..., heads, tokens, w), v (..., heads, tokens, n), c () or (heads, 1, 1), m = 2 w; "batch" is all that
 comes before tokens, in one.
@@ -24,22 +21,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from zoo.errors import UsageError
-from zoo.ops._chebyshev import Series, action, action_adjoint, series
+from zoo.ops._chebyshev import Series, action, action_adjoint
+from zoo.ops._skew import bound_of, needs_double, phi1, plan, table_of, transformed
 
 
 def gram_attention(q: Tensor, k: Tensor, v: Tensor, alpha: float | Tensor, max_norm: float | None) -> Tensor:
     """exp(S) V of one dtype, float32 or float64; q, k, v: (..., heads, tokens, .); alpha a number, () or (heads,)."""
-    if torch.is_autocast_enabled(q.device.type):
-        with torch.autocast(q.device.type, enabled=False):
-            return gram_attention(q, k, v, alpha, max_norm)
-    c = _scale(alpha, q)
-    rho, doublings = _plan(_choose(q, k, c) if max_norm is None else max_norm)
-    if doublings and q.dtype == torch.float32 and q.device.type != "mps":
+    c = scale(alpha, q)
+    rho, doublings = plan(_choose(q, k, c) if max_norm is None else max_norm)
+    if needs_double(doublings, q):
         return gram_attention(q.double(), k.double(), v.double(), alpha, max_norm).to(q.dtype)
-    table = series(rho, torch.finfo(q.dtype).eps * (0.05 if doublings else 1.0))
+    table = table_of(rho, doublings, q.dtype)
     by_hand = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, c))
-    if by_hand and not doublings and not torch.compiler.is_exporting():
+    if by_hand and not doublings and not torch.compiler.is_exporting() and not transformed():
         return _GramAttention.apply(q, k, v, c, rho, table)
     return _plain(q, k, v, c, rho, table, doublings)
 
@@ -48,27 +42,17 @@ def _plain(q: Tensor, k: Tensor, v: Tensor, c: Tensor, rho: float, table: Series
     """exp(S) V in operations that autograd follows, as often as it is asked to."""
     tokens, _ = _sheared(q, k, c)
     z, u = _small(tokens, v)
-    y = _doubled(z, u, rho, table, doublings) if doublings else action(z, u, rho, table)[0]
+    y = phi1(z, u, rho, table, doublings)
     return v + torch.bmm(_both(tokens), y).view(v.shape)
 
 
-def _scale(alpha: float | Tensor, q: Tensor) -> Tensor:
+def scale(alpha: float | Tensor, q: Tensor) -> Tensor:
     """c = alpha / sqrt(w) in q's dtype."""
     root = math.sqrt(q.shape[-1])
     if isinstance(alpha, Tensor):
         c = (alpha if alpha.dtype == q.dtype else alpha.to(q.dtype)) / root
         return c[:, None, None] if c.dim() else c
     return torch.full((), alpha / root, dtype=q.dtype, device=q.device)
-
-
-def _plan(bound: float) -> tuple[float, int]:
-    """The rho of the Chebyshev action, and the doublings after it: none up to 16, else from 8 or less."""
-    if torch.compiler.is_dynamo_compiling():  # the length of the graph depends on it: it must not become symbolic
-        from torch.fx.experimental.symbolic_shapes import guard_scalar
-
-        bound = guard_scalar(bound)
-    doublings = math.ceil(math.log2(bound / 8.0)) if bound > 16.0 else 0
-    return bound / 2.0**doublings, doublings
 
 
 def _sheared(q: Tensor, k: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
@@ -81,7 +65,7 @@ def _sheared(q: Tensor, k: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
     square, product = (q * q).sum(-2, keepdim=True), (q * k).sum(-2, keepdim=True)
     ratio = (product / torch.where(square == 0, 1.0, square)).detach()
     watched = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, c))
-    if not watched and not torch.compiler.is_compiling():  # in place
+    if not watched and not torch.compiler.is_compiling() and not transformed():  # in place
         tokens = q.new_empty((*q.shape[:-1], 3 * width))
         scaled, sheared, minus = tokens.split(width, -1)
         torch.mul(q, c, out=scaled)
@@ -101,17 +85,6 @@ def _both(tokens: Tensor) -> Tensor:
 def _turned(tokens: Tensor) -> Tensor:
     """M J^T = [K, -c Q], the transpose of J M^T."""
     return tokens[..., tokens.shape[-1] // 3 :]
-
-
-def _doubled(z: Tensor, u: Tensor, rho: float, table: Series, doublings: int) -> Tensor:
-    """phi_1(Z) U for a norm up to 2^doublings rho; the last doubling acts on U alone."""
-    shrunk = 0.5**doublings
-    eye = torch.eye(z.shape[-1], dtype=z.dtype, device=z.device).expand(z.shape)
-    f = action(z * shrunk, eye * shrunk, rho, table)[0]
-    for _ in range(doublings - 1):
-        f = torch.baddbmm(f, f, torch.bmm(z, f), beta=2.0)
-    y = torch.bmm(f, u)
-    return torch.baddbmm(y, f, torch.bmm(z, y), beta=2.0)
 
 
 def _small(tokens: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -167,12 +140,7 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | 
 
 @torch.no_grad()
 def _choose(q: Tensor, k: Tensor, c: Tensor) -> float:
-    """A bound on ||S||_2 that covers the batch: a power of sqrt(2), at least 1.
-
-    2^40 at most: beyond, the angles are lost even in float64, and the result is NaN. NaN counts for nothing.
-    """
-    if torch.compiler.is_exporting():
-        raise UsageError("max_norm=None chooses from the data and cannot be exported; give max_norm a number")
+    """A bound on ||S||_2 that covers the batch, see `bound_of`."""
     tokens, _ = _sheared(q, k, c)
     halves = _both(tokens).unflatten(-1, (2, q.shape[-1]))
     if not halves.numel():
@@ -180,7 +148,4 @@ def _choose(q: Tensor, k: Tensor, c: Tensor) -> float:
     size = halves.abs().amax((1, 3), keepdim=True)  # of Q and of K: no fourth power may overflow
     scaled_q, scaled_k = (halves / torch.where(size == 0.0, 1.0, size)).unbind(2)
     z = torch.bmm(torch.cat((scaled_k, -scaled_q), -1).mT, torch.cat((scaled_q, scaled_k), -1))
-    square = torch.bmm(z, z)
-    norms = size.prod(2).flatten() * (0.5 * (square * square.mT).sum((-2, -1))).clamp_min(0.0) ** 0.25
-    largest = float(norms.nan_to_num(0.0).max())
-    return 2.0 ** (0.5 * math.ceil(2.0 * math.log2(min(max(1.0, 1.01 * largest), 2.0**40))))
+    return bound_of(z, size.prod(2).flatten())

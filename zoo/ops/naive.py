@@ -7,6 +7,8 @@ import math
 import torch
 from torch import Tensor
 
+from zoo.ops.polar import MARGIN, schedule_of
+
 
 def orthogonal_attention(
     q: Tensor, k: Tensor, v: Tensor, alpha: float | Tensor, *, key_mask: Tensor | None = None
@@ -28,3 +30,60 @@ def orthogonal_attention(
         skew = scale * (wide_q @ wide_k.mT - wide_k @ wide_q.mT)
         out = (torch.linalg.matrix_exp(skew) @ wide_v).to(v.dtype)
     return out if key_mask is None else torch.where(keep, out, v)
+
+
+def qr_attention(q: Tensor, k: Tensor, v: Tensor, alpha: float | Tensor) -> Tensor:
+    """exp(S) V by an orthonormal basis B of the columns of [Q, K], from its reduced QR factorisation (theorem 2.1).
+
+    Shapes and types as in `orthogonal_attention`. The gradient goes through the factorisation: it needs independent
+    columns.
+    """
+    q, k, wide_v = _widened(q, k, v)
+    with torch.autocast(q.device.type, enabled=False):
+        return _by_basis(torch.linalg.qr(torch.cat((q, k), -1)).Q, q, k, wide_v, alpha).to(v.dtype)
+
+
+def iterated_attention(
+    q: Tensor, k: Tensor, v: Tensor, alpha: float | Tensor, method: str = "newton-schulz", steps: int = 12
+) -> Tensor:
+    """V + B (exp(B^T S B) - I) B^T V with B from `polar` of [Q, K] (section 3), eps = 0.
+
+    Shapes and types as in `orthogonal_attention`.
+    """
+    q, k, wide_v = _widened(q, k, v)
+    with torch.autocast(q.device.type, enabled=False):
+        return _by_basis(polar(torch.cat((q, k), -1), method, steps, eps=0.0), q, k, wide_v, alpha).to(v.dtype)
+
+
+def polar(x: Tensor, method: str = "newton-schulz", steps: int = 12, *, eps: float = 1e-7) -> Tensor:
+    """X_steps of X <- X (a I + b X^T X + c (X^T X)^2), X_0 = x / (margin (||x||_F + eps)); x: (..., m, n).
+
+    "newton-schulz" is the cubic M (3 I - M^T M) / 2 of arXiv 2602.05996, section 3; "polar-express" arXiv 2505.16932.
+    """
+    norm = torch.linalg.matrix_norm(x, keepdim=True)
+    x = x / (MARGIN[method] * torch.where(norm + eps == 0.0, 1.0, norm + eps))
+    eye = torch.eye(x.shape[-1], dtype=x.dtype, device=x.device)
+    for a, b, c in schedule_of(method, steps):
+        gram = x.mT @ x
+        x = x @ (a * eye + b * gram + c * (gram @ gram)) if c else x @ (a * eye + b * gram)
+    return x
+
+
+def matrix_exp(x: Tensor) -> Tensor:
+    """exp(x), x: (..., n, n); in float32 or better, because torch's is wrong in half precision."""
+    return torch.linalg.matrix_exp(x.to(torch.promote_types(x.dtype, torch.float32))).to(x.dtype)
+
+
+def _widened(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    dtype = torch.promote_types(torch.promote_types(q.dtype, v.dtype), torch.float32)
+    return q.to(dtype), k.to(dtype), v.to(dtype)
+
+
+def _by_basis(b: Tensor, q: Tensor, k: Tensor, v: Tensor, alpha: float | Tensor) -> Tensor:
+    """V + B (exp([S]) - I) B^T V, [S] = (alpha / sqrt(head_dim)) ((B^T Q) (B^T K)^T - (B^T K) (B^T Q)^T)."""
+    scale = torch.as_tensor(alpha, dtype=q.dtype, device=q.device) / math.sqrt(q.shape[-1])
+    scale = scale[:, None, None] if scale.dim() else scale
+    left, right = b.mT @ q, b.mT @ k
+    small = scale * (left @ right.mT - right @ left.mT)
+    eye = torch.eye(small.shape[-1], dtype=q.dtype, device=q.device)
+    return v + b @ ((torch.linalg.matrix_exp(small) - eye) @ (b.mT @ v))

@@ -12,9 +12,11 @@ import torch
 from torch import Tensor
 
 from zoo.errors import UsageError
+from zoo.ops._basis import iterated_attention, qr_attention
 from zoo.ops._gram import gram_attention
+from zoo.ops.polar import DEFAULT_STEPS, schedule_of
 
-FORMS = {"gram": gram_attention}
+BASES = ("gram", "qr", *DEFAULT_STEPS)
 
 
 def orthogonal_attention(
@@ -24,6 +26,7 @@ def orthogonal_attention(
     alpha: float | Tensor,
     *,
     basis: str = "gram",
+    steps: int | None = None,
     max_norm: float | None = None,
     key_mask: Tensor | None = None,
 ) -> Tensor:
@@ -33,7 +36,10 @@ def orthogonal_attention(
         q, k: (..., heads, tokens, head_dim).
         v: (..., heads, tokens, value_dim).
         alpha: a number, a 0-d tensor, or a tensor (heads,).
-        basis: how the exponential is reduced to small matrices; "gram" needs no basis at all.
+        basis: how the exponential is reduced to small matrices. "gram" needs no basis at all and is the fastest; "qr",
+            "newton-schulz" and "polar-express" are the source's forms. All four are the same function once the
+            iteration has converged; before, the last two are functions of their own (`orthogonality_error`).
+        steps: of "newton-schulz" (12 unless given) and "polar-express" (8), see `zoo.ops.polar`.
         max_norm: bound on the spectral norm of S, in radians. It fixes the graph, whose length depends on it alone,
             and nothing asks a tensor for a number. A matrix with (tr S^4 / 2)^(1/4) > max_norm, an upper bound of
             its spectral norm, comes out as NaN, the others of the batch untouched. None chooses from the data.
@@ -47,11 +53,36 @@ def orthogonal_attention(
     Raises:
         UsageError: basis, shapes, mask or bound that do not fit.
     """
-    if basis not in FORMS:
-        raise UsageError(f"basis {basis!r} is not known; choose one of: {', '.join(FORMS)}")
+    check_basis(basis, steps)
     if max_norm is not None and not 0.0 < max_norm < math.inf:
         raise UsageError(f"max_norm must be a positive, finite number of radians, or None; not {max_norm!r}")
     _check(q, k, v, alpha, key_mask)
+    if torch.is_autocast_enabled(q.device.type):
+        with torch.autocast(q.device.type, enabled=False):
+            return _applied(q, k, v, alpha, basis, steps, max_norm, key_mask)
+    return _applied(q, k, v, alpha, basis, steps, max_norm, key_mask)
+
+
+def check_basis(basis: str, steps: int | None) -> None:
+    """UsageError unless there is such a basis and it takes such steps."""
+    if basis not in BASES:
+        raise UsageError(f"basis {basis!r} is not known; choose one of: {', '.join(BASES)}")
+    if basis in DEFAULT_STEPS:
+        schedule_of(basis, steps)
+    elif steps is not None:
+        raise UsageError(f"basis {basis!r} takes no steps; {' and '.join(DEFAULT_STEPS)} do")
+
+
+def _applied(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    alpha: float | Tensor,
+    basis: str,
+    steps: int | None,
+    max_norm: float | None,
+    key_mask: Tensor | None,
+) -> Tensor:
     dtype = torch.float64 if torch.float64 in (q.dtype, k.dtype, v.dtype) else torch.float32
     wide_q, wide_k, wide_v = (x if x.dtype == dtype else x.to(dtype) for x in (q, k, v))
     if key_mask is not None:
@@ -61,8 +92,12 @@ def orthogonal_attention(
         zero = (wide_q - wide_q).sum(-1, keepdim=True) + (wide_k - wide_k).sum(-1, keepdim=True)
         rows = alpha[:, None, None] if isinstance(alpha, Tensor) and alpha.dim() else alpha
         out = wide_v + (zero * rows).to(dtype)
+    elif basis == "gram":
+        out = gram_attention(wide_q, wide_k, wide_v, alpha, max_norm)
+    elif basis == "qr":
+        out = qr_attention(wide_q, wide_k, wide_v, alpha, max_norm)
     else:
-        out = FORMS[basis](wide_q, wide_k, wide_v, alpha, max_norm)
+        out = iterated_attention(wide_q, wide_k, wide_v, alpha, max_norm, basis, steps)
     out = out if out.dtype == v.dtype else out.to(v.dtype)
     return out if key_mask is None else torch.where(keep, out, v)
 
