@@ -46,6 +46,20 @@ def _plain(q: Tensor, k: Tensor, v: Tensor, c: Tensor, rho: float, table: Series
     return v + torch.bmm(_both(tokens), y).view(v.shape)
 
 
+def rotation_factors(q: Tensor, k: Tensor, alpha: float | Tensor, max_norm: float | None) -> tuple[Tensor, Tensor]:
+    """M and C with exp(S) = I + M C M^T, as `gram_attention` computes them: (..., tokens, m), (..., m, m)."""
+    c = scale(alpha, q)
+    rho, doublings = plan(_choose(q, k, c) if max_norm is None else max_norm)
+    if needs_double(doublings, q):
+        return rotation_factors(q.double(), k.double(), alpha, max_norm)
+    tokens, width = _sheared(q, k, c)[0], q.shape[-1]
+    z = torch.bmm(_turned(tokens).mT, _both(tokens))
+    eye = torch.eye(2 * width, dtype=q.dtype, device=q.device)
+    j = torch.cat((eye[width:], -eye[:width])) + torch.zeros_like(z)
+    core = phi1(z, j, rho, table_of(rho, doublings, q.dtype), doublings)
+    return _both(tokens).unflatten(0, q.shape[:-2]), core.unflatten(0, q.shape[:-2])
+
+
 def scale(alpha: float | Tensor, q: Tensor) -> Tensor:
     """c = alpha / sqrt(w) in q's dtype."""
     root = math.sqrt(q.shape[-1])

@@ -49,7 +49,7 @@ def phi1(z: Tensor, u: Tensor, rho: float, table: Series, doublings: int) -> Ten
     if not doublings:
         return action(z, u, rho, table)[0]
     shrunk = 0.5**doublings
-    eye = torch.eye(z.shape[-1], dtype=z.dtype, device=z.device).expand(z.shape)
+    eye = torch.eye(z.shape[-1], dtype=z.dtype, device=z.device) + torch.zeros_like(z)  # with z's batch under vmap
     f = action(z * shrunk, eye * shrunk, rho, table)[0]
     for _ in range(doublings - 1):
         f = torch.baddbmm(f, f, torch.bmm(z, f), beta=2.0)
@@ -69,7 +69,12 @@ def bound_of(z: Tensor, size: Tensor | float = 1.0) -> float:
         return 1.0
     square = torch.bmm(z, z)
     norms = size * (0.5 * (square * square.mT).sum((-2, -1))).clamp_min(0.0) ** 0.25
-    largest = norms.nan_to_num(0.0).max()
-    if torch._C._functorch.is_batchedtensor(largest):
-        raise UsageError("max_norm=None chooses from the data, which torch.func.vmap cannot; give max_norm a number")
-    return 2.0 ** (0.5 * math.ceil(2.0 * math.log2(min(max(1.0, 1.01 * float(largest)), 2.0**40))))
+    try:
+        largest = float(norms.nan_to_num(0.0).max())
+    except RuntimeError:
+        if not transformed():
+            raise
+        raise UsageError(
+            "max_norm=None chooses from the data, which torch.func.vmap cannot; give max_norm a number"
+        ) from None
+    return 2.0 ** (0.5 * math.ceil(2.0 * math.log2(min(max(1.0, 1.01 * largest), 2.0**40))))

@@ -56,7 +56,7 @@ def orthogonal_attention(
     check_basis(basis, steps)
     if max_norm is not None and not 0.0 < max_norm < math.inf:
         raise UsageError(f"max_norm must be a positive, finite number of radians, or None; not {max_norm!r}")
-    _check(q, k, v, alpha, key_mask)
+    check_inputs(q, k, v, alpha, key_mask)
     if torch.is_autocast_enabled(q.device.type):
         with torch.autocast(q.device.type, enabled=False):
             return _applied(q, k, v, alpha, basis, steps, max_norm, key_mask)
@@ -102,7 +102,8 @@ def _applied(
     return out if key_mask is None else torch.where(keep, out, v)
 
 
-def _check(q: Tensor, k: Tensor, v: Tensor, alpha: float | Tensor, key_mask: Tensor | None) -> None:
+def check_inputs(q: Tensor, k: Tensor, v: Tensor, alpha: float | Tensor, key_mask: Tensor | None) -> None:
+    """UsageError unless shapes and types are as `orthogonal_attention` says."""
     if q.dim() < 3 or q.shape != k.shape or v.dim() != q.dim() or v.shape[:-1] != q.shape[:-1] or not q.shape[-1]:
         shapes = ", ".join(f"{name} {tuple(x.shape)}" for name, x in (("q", q), ("k", k), ("v", v)))
         raise UsageError(

@@ -85,6 +85,8 @@ def schedule_of(method: str, steps: int | None) -> Schedule:
 
 def iterate(x: Tensor, schedule: Schedule, margin: float, eps: float = 0.0) -> Tensor:
     """The last iterate from x / (margin (||x||_F + eps)); x: (..., m, n), float32 or float64, best with m >= n."""
+    if not (x.shape[-2] and x.shape[-1]):
+        return x
     size = x.abs().amax((-2, -1), keepdim=True).detach()  # so that no square overflows; it drops out again
     size = torch.where(size == 0.0, 1.0, size)
     x = x / size
