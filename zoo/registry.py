@@ -83,6 +83,7 @@ class Entry(_Facts, frozen=True):
     dataset: str | None = None
     preprocessing: Preprocess | None = None
     labels: tuple[str, ...] = ()
+    classes: Size | None = None  # how many there are, where they are not named
     recipe: str | None = None
     twin: str | None = None
     license: str | None = None  # of the weights, an SPDX id in lower case as the Hub writes it
@@ -269,8 +270,8 @@ def _inconsistency(entry: Entry) -> str | None:
         return "weights need both sha256 and bytes, or neither"
     if weights.repository is not None and (weights.revision is None or weights.sha256 is None):
         return "a weights repository needs a revision (a full commit hash) and a sha256"
-    if entry.task == "image-classification" and (pre is None or not entry.labels):
-        return "image classification needs preprocessing and labels"
+    if entry.task == "image-classification" and (pre is None or bool(entry.labels) == bool(entry.classes)):
+        return "image classification needs preprocessing, and labels or else the number of classes"
     if pre is not None and not len(pre.mean) == len(pre.std) == pre.input_size[0]:
         return "mean and std need one value for each channel of input_size"
     if len(set(entry.labels)) != len(entry.labels):

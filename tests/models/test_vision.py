@@ -224,4 +224,39 @@ def test_twin_differs_in_attention_skips_and_norms_alone(name):
 def test_sizes():
     count = {name: sum(p.numel() for p in zoo.load(name, pretrained=False).parameters()) for name in NAMES}
     assert count["osa-vit-mnist"] == 202_658
-    assert count["vit-mnist"] == 204_682
+    assert count["vit-mnist"] == count["vit-mnist-noskip"] == 204_682
+    assert count["vit-mnist-noskip-nonorm"] == 203_018  # 13 LayerNorms of 2 x 64 fewer
+    assert count["osa-vit-small-224"] == count["vit-small-224"] - 25 * 2 * 384 - 12 * 384 + 12 * 6
+
+
+def test_the_shape_of_timm_s_small_vit():
+    """What differs from `vit_small_patch16_224` is its class token, and the bias of queries, keys and values."""
+    ours = zoo.load("vit-small-224", pretrained=False).state_dict()
+    theirs = timm.create_model("vit_small_patch16_224").state_dict()
+    assert set(theirs) - {"cls_token"} - {f"blocks.{i}.attn.qkv.bias" for i in range(12)} == {
+        key.replace("fc_norm", "norm") for key in ours
+    }
+    assert ours["blocks.0.attn.qkv.weight"].shape == theirs["blocks.0.attn.qkv.weight"].shape
+    assert ours["patch_embed.proj.weight"].shape == theirs["patch_embed.proj.weight"].shape
+
+
+@pytest.mark.parametrize("name", ["vit-mnist-noskip", "vit-mnist-noskip-nonorm"])
+def test_controls_have_no_skip(name):
+    model = zoo.load(name, pretrained=False)
+    block = copy.deepcopy(model.blocks[0])
+    for parameter in (block.mlp.fc2.weight, block.mlp.fc2.bias):
+        nn.init.zeros_(parameter)
+    assert not block(torch.randn(2, 5, model.embed_dim)).any()
+    norms = [key for key, module in model.named_modules() if isinstance(module, nn.LayerNorm)]
+    assert bool(norms) == (name == "vit-mnist-noskip")
+
+
+def test_a_control_may_start_with_the_weights_of_the_other_kind():
+    """Without skips and norms timm's own weights give features of no size at all."""
+    size = {}
+    for orthogonal in (False, True):
+        torch.manual_seed(0)
+        model = zoo.load("vit-mnist-noskip-nonorm", pretrained=False, orthogonal_init=orthogonal)
+        size[orthogonal] = model.forward_features(torch.randn(4, 1, 28, 28)).std()
+    assert size[False] < 1e-15
+    assert size[True] > 1e-3

@@ -5,11 +5,13 @@ from __future__ import annotations
 from zoo.layers.initialisation import scaled_uniform_orthogonal_, stiefel_
 from zoo.layers.mlp import GELU_GAIN, OrthogonalMlp
 from zoo.layers.orthogonal import OrthogonalSelfAttention
+from zoo.layers.replacement import replace_attention
 
 __all__ = [
     "GELU_GAIN",
     "OrthogonalMlp",
     "OrthogonalSelfAttention",
+    "replace_attention",
     "scaled_uniform_orthogonal_",
     "stiefel_",
 ]

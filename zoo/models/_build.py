@@ -19,6 +19,7 @@ def timm_cfg(entry: registry.Entry) -> dict[str, Any]:
     """The entry's facts in the words of timm's `PretrainedCfg`."""
     pre = entry.preprocessing
     assert pre is not None  # the registry refuses an image classifier without it
+    named = {"label_names": entry.labels} if entry.labels else {}
     return {
         "architecture": entry.architecture,
         "input_size": pre.input_size,
@@ -27,8 +28,8 @@ def timm_cfg(entry: registry.Entry) -> dict[str, Any]:
         "interpolation": pre.interpolation,
         "crop_pct": pre.crop_pct,
         "crop_mode": pre.crop_mode,
-        "num_classes": len(entry.labels),
-        "label_names": entry.labels,
+        "num_classes": entry.classes or len(entry.labels),
+        **named,
         "license": entry.license,
     }
 

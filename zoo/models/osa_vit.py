@@ -1,4 +1,4 @@
-"""Vision Transformers on Orthogonal Self-Attention (arXiv 2602.05996), their twins with softmax attention, and controls.
+"""Vision Transformers on Orthogonal Self-Attention (arXiv 2602.05996), their softmax twins, and controls.
 
 One block is X <- MLP(M-OSA(X)): no skip, no norm, anywhere. The twin of the same sizes is timm's pre-norm ViT; the
 controls of the source's figure 1 are the twin without skips, and without skips and norms.
@@ -15,13 +15,14 @@ from timm.models import register_model
 from timm.models.vision_transformer import Block, VisionTransformer, checkpoint_filter_fn
 from torch import Tensor, nn
 
-from zoo.errors import UsageError
 from zoo.layers import GELU_GAIN, OrthogonalMlp, OrthogonalSelfAttention, scaled_uniform_orthogonal_
+from zoo.layers.orthogonal import refuse_useless
 from zoo.models._build import build_vision_model
 
 # "Pool over tokens, no class token": with attention near the identity at the start, a class token would see nothing.
 _POOLED = {"class_token": False, "global_pool": "avg", "qkv_bias": False}
 _MNIST = {"img_size": 28, "patch_size": 4, "in_chans": 1, "embed_dim": 64, "depth": 6, "num_heads": 4, "mlp_ratio": 2.0}
+_SMALL_224 = {"img_size": 224, "patch_size": 16, "embed_dim": 384, "depth": 12, "num_heads": 6, "mlp_ratio": 4.0}
 _POS_EMBED_SCALE = 0.5
 _TEST = {**_MNIST, "patch_size": 7, "embed_dim": 16, "depth": 2, "num_heads": 2}
 
@@ -56,9 +57,9 @@ class OrthogonalBlock(nn.Module):
         **others: Any,
     ) -> None:
         super().__init__()
-        useless = sorted(key for key, value in others.items() if key not in _CHOSEN and value)
-        if useless:
-            raise UsageError(f"a block without skip and norm has no use for {', '.join(useless)}")
+        refuse_useless(
+            "a block without skip and norm", {key: value for key, value in others.items() if key not in _CHOSEN}
+        )
         dd = {"device": device, "dtype": dtype}
         self.attn = OrthogonalSelfAttention(
             dim, num_heads, qkv_bias=qkv_bias, alpha=alpha, basis=basis, steps=steps, max_norm=max_norm, **dd
@@ -91,8 +92,7 @@ class OsaVisionTransformer(VisionTransformer):
         **kwargs: Any,
     ) -> None:
         self.pos_embed_scale = pos_embed_scale
-        own = {"alpha": alpha, "basis": basis, "steps": steps, "max_norm": max_norm, "act_gain": act_gain}
-        block = partial(OrthogonalBlock, **own)
+        block = partial(OrthogonalBlock, alpha=alpha, basis=basis, steps=steps, max_norm=max_norm, act_gain=act_gain)
         super().__init__(**{**_POOLED, **kwargs}, final_norm=False, block_fn=block, weight_init="skip")
         self.init_weights(needs_reset=False)
 
@@ -127,6 +127,18 @@ def osa_vit_mnist(pretrained: bool = False, **kwargs: Any) -> nn.Module:
 def vit_mnist(pretrained: bool = False, **kwargs: Any) -> nn.Module:
     """The twin of `osa_vit_mnist`: timm's pre-norm ViT with softmax attention, of the same sizes."""
     return _build(_Twin, "vit_mnist", pretrained, **{**_MNIST, **kwargs})
+
+
+@register_model
+def osa_vit_small_224(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+    """The sizes of timm's `vit_small_patch16_224`: width 384, depth 12, 6 heads, patch 16; 196 tokens, mean pooling."""
+    return _build(OsaVisionTransformer, "osa_vit_small_224", pretrained, **{**_SMALL_224, **kwargs})
+
+
+@register_model
+def vit_small_224(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+    """The twin of `osa_vit_small_224`: timm's `vit_small_patch16_224` without class token and qkv bias."""
+    return _build(_Twin, "vit_small_224", pretrained, **{**_SMALL_224, **kwargs})
 
 
 @register_model

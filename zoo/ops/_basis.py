@@ -8,7 +8,8 @@ With B a basis and [S] = B^T S B,   exp(S) V = V + B (exp([S]) - I) B^T V.   Thr
   B is not orthonormal, and the result is another function than exp(S) V: a model has to be used with the basis it was
   trained with.
 
-Shapes: q, k (..., heads, tokens, w), v (..., heads, tokens, n), m = 2 w; "batch" is all that comes before tokens, in one.
+Shapes: q, k (..., heads, tokens, w), v (..., heads, tokens, n), m = 2 w; "batch" is all that comes before tokens, in
+one.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from zoo.ops._gram import gram_attention, scale
 from zoo.ops._skew import bound_of, needs_double, phi1, plan, table_of, transformed
 from zoo.ops.polar import MARGIN, iterate, schedule_of
 
+
 def qr_attention(q: Tensor, k: Tensor, v: Tensor, alpha: float | Tensor, max_norm: float | None) -> Tensor:
     """exp(S) V by the QR factorisation of [Q, K]; its gradient, and its export, by the form without a basis."""
     if torch.compiler.is_exporting():  # there is no QR in ONNX, and no need of one: it is the same function
@@ -28,7 +30,8 @@ def qr_attention(q: Tensor, k: Tensor, v: Tensor, alpha: float | Tensor, max_nor
     if not transformed() and not (torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)):
         return _apply(qr_basis(q, k), q, k, v, alpha, max_norm)
     exact = gram_attention(q, k, v, alpha, max_norm)
-    q, k, v, fixed = (x.detach() if isinstance(x, Tensor) else x for x in (q, k, v, alpha))
+    q, k, v = (x.detach() for x in (q, k, v))
+    fixed = alpha.detach() if isinstance(alpha, Tensor) else alpha
     return exact + (_apply(qr_basis(q, k), q, k, v, fixed, max_norm) - exact).detach()
 
 
@@ -55,9 +58,7 @@ def reduced(b: Tensor, q: Tensor, k: Tensor, alpha: float | Tensor) -> Tensor:
     return (half - half.mT).flatten(0, -3)
 
 
-def _apply(
-    b: Tensor, q: Tensor, k: Tensor, v: Tensor, alpha: float | Tensor, max_norm: float | None
-) -> Tensor:
+def _apply(b: Tensor, q: Tensor, k: Tensor, v: Tensor, alpha: float | Tensor, max_norm: float | None) -> Tensor:
     small, flat = reduced(b, q, k, alpha), b.flatten(0, -3)
     y = exp_minus_one(small, torch.bmm(flat.mT, v.flatten(0, -3)), max_norm)
     return v + torch.bmm(flat, y).view(v.shape)

@@ -84,7 +84,7 @@ _cached_series = lru_cache(maxsize=256)(_series)
 def action(z: Tensor, u: Tensor, rho: float, table: Series) -> tuple[Tensor, ...]:
     """phi_1(Z) U, and what its adjoint needs.
 
-    z: (batch, m, m), u: (batch, m, n). Returns the result, then Z U, W, V, `_beyond` and the differences of
+    z: (batch, m, m), u: (batch, m, n). Returns the result, then Z U, W, V, `_within` and the differences of
     Clenshaw's terms. Where (tr Z^4 / 2)^(1/4), an upper bound of |theta|, exceeds rho, the result is NaN.
     """
     s = -2.0 / rho**2
@@ -97,15 +97,18 @@ def action(z: Tensor, u: Tensor, rho: float, table: Series) -> tuple[Tensor, ...
     while len(sides) > 1:
         steps.append(sides.pop().add_(steps[-1]).baddbmm_(v, term))
         term = term + steps[-1]
-    outside = _beyond(w, v, s)
-    result = sides.pop().add_(steps[-1]).baddbmm_(v, term, alpha=0.5) + outside
-    return (result, zu, w, v, outside, *steps[::-1])
+    within = _within(w, v, s)
+    result = sides.pop().add_(steps[-1]).baddbmm_(v, term, alpha=0.5) * within
+    return (result, zu, w, v, within, *steps[::-1])
 
 
-def _beyond(w: Tensor, v: Tensor, s: float) -> Tensor:
-    """0 where tr Z^4 <= 2 rho^4, NaN elsewhere: (batch, 1, 1). tr V = 4 s^2 tr Z^4 - 8 s tr W."""
+def _within(w: Tensor, v: Tensor, s: float) -> Tensor:
+    """1 where tr Z^4 <= 2 rho^4, NaN elsewhere: (batch, 1, 1). A factor, so that gradients are NaN too.
+
+    tr V = 4 s^2 tr Z^4 - 8 s tr W.
+    """
     trace = torch.add(v.diagonal(dim1=-2, dim2=-1), w.diagonal(dim1=-2, dim2=-1), alpha=8.0 * s).sum(-1)
-    return torch.where(trace <= 32.0, 0.0, math.nan).to(w.dtype)[:, None, None]
+    return torch.where(trace <= 32.0, 1.0, math.nan).to(w.dtype)[:, None, None]
 
 
 def action_adjoint(
@@ -120,9 +123,9 @@ def action_adjoint(
     turned: J times the gradient of the result; `saved` what `action` returned after it. Returns (Gamma, J gradient
     of U), Gamma + Gamma^T the gradient of G as it enters G = M^T M.
     """
-    zu, w, v, outside, *steps = saved
+    zu, w, v, within, *steps = saved
     s = -2.0 / rho**2
-    now = turned + outside
+    now = turned * within
     step = torch.bmm(v, now).mul_(0.5)
     past = now * 0.5  # the sum of the terms so far, the first of them half
     skew_v = torch.bmm(past, steps[0].mT)

@@ -1,9 +1,9 @@
 """phi_1(Z) U at any norm: one Chebyshev action up to 16, doublings in float64 beyond.
 
-Its rounding error grows with the square of the norm (theta^2 is known to eps rho^2). Beyond 16, F = phi_1(Z / 2^s) / 2^s
-is formed and doubled, F <- 2 F + F Z F, whose error grows with the norm alone and which leaves a matrix of small norm in
-the same batch as exact as it was; and since a norm of 900 alone costs float32 5e-5, whatever the form, this is done in
-float64 where the device has it.
+Its rounding error grows with the square of the norm (theta^2 is known to eps rho^2). Beyond 16, F = phi_1(Z / 2^s) /
+2^s is formed and doubled, F <- 2 F + F Z F, whose error grows with the norm alone and which leaves a matrix of small
+norm in the same batch as exact as it was; and since a norm of 900 alone costs float32 5e-5, whatever the form, this is
+done in float64 where the device has it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,9 @@ def phi1(z: Tensor, u: Tensor, rho: float, table: Series, doublings: int) -> Ten
     if not doublings:
         return action(z, u, rho, table)[0]
     shrunk = 0.5**doublings
-    eye = torch.eye(z.shape[-1], dtype=z.dtype, device=z.device) + torch.zeros_like(z)  # with z's batch under vmap
+    eye = torch.eye(z.shape[-1], dtype=z.dtype, device=z.device).expand(z.shape)
+    if transformed():
+        eye = eye + torch.zeros_like(z)  # what is written in place needs z's batch under vmap
     f = action(z * shrunk, eye * shrunk, rho, table)[0]
     for _ in range(doublings - 1):
         f = torch.baddbmm(f, f, torch.bmm(z, f), beta=2.0)
@@ -61,7 +63,8 @@ def phi1(z: Tensor, u: Tensor, rho: float, table: Series, doublings: int) -> Ten
 def bound_of(z: Tensor, size: Tensor | float = 1.0) -> float:
     """A bound on the spectral radius of size Z that covers the batch, from (tr Z^4 / 2)^(1/4): a power of sqrt(2).
 
-    At least 1; 2^40 at most: beyond, the angles are lost even in float64, and the result is NaN. NaN counts for nothing.
+    At least 1; 2^40 at most: beyond, the angles are lost even in float64, and the result is NaN. NaN counts for
+    nothing.
     """
     if torch.compiler.is_exporting():
         raise UsageError("max_norm=None chooses from the data and cannot be exported; give max_norm a number")

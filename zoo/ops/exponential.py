@@ -16,6 +16,7 @@ def matrix_exp(x: Tensor, max_norm: float = 16.0) -> Tensor:
     x / 2^s has a 1-norm of at most one; the polynomial of exp - I of it is evaluated by Paterson and Stockmeyer's
     scheme, and F <- 2 F + F^2 squares I + F without rounding a small F away. `torch.linalg.matrix_exp` chooses
     its degree from the data, is wrong in half precision and has no ONNX form; this has none of the three faults.
+    Its error is relative to max(1, ||exp(x)||): where exp(x) all but vanishes, its last digits are lost.
 
     Args:
         x: (..., n, n), any square matrices, not only skew ones. float16 and bfloat16 are computed in float32.

@@ -53,9 +53,7 @@ def orthogonal_attention(
     Raises:
         UsageError: basis, shapes, mask or bound that do not fit.
     """
-    check_basis(basis, steps)
-    if max_norm is not None and not 0.0 < max_norm < math.inf:
-        raise UsageError(f"max_norm must be a positive, finite number of radians, or None; not {max_norm!r}")
+    check_basis(basis, steps, max_norm)
     check_inputs(q, k, v, alpha, key_mask)
     if torch.is_autocast_enabled(q.device.type):
         with torch.autocast(q.device.type, enabled=False):
@@ -63,14 +61,16 @@ def orthogonal_attention(
     return _applied(q, k, v, alpha, basis, steps, max_norm, key_mask)
 
 
-def check_basis(basis: str, steps: int | None) -> None:
-    """UsageError unless there is such a basis and it takes such steps."""
+def check_basis(basis: str, steps: int | None = None, max_norm: float | None = None) -> None:
+    """UsageError unless there is such a basis, it takes such steps, and the bound is one."""
     if basis not in BASES:
         raise UsageError(f"basis {basis!r} is not known; choose one of: {', '.join(BASES)}")
     if basis in DEFAULT_STEPS:
         schedule_of(basis, steps)
     elif steps is not None:
         raise UsageError(f"basis {basis!r} takes no steps; {' and '.join(DEFAULT_STEPS)} do")
+    if max_norm is not None and not 0.0 < max_norm < math.inf:
+        raise UsageError(f"max_norm must be a positive, finite number of radians, or None; not {max_norm!r}")
 
 
 def _applied(

@@ -49,7 +49,7 @@ def orthogonality_error(
     them in float64: an exact basis shows rounding, an iteration that has not converged its distance from a rotation.
     NaN where the operation gives NaN.
     """
-    check_basis(basis, steps)
+    check_basis(basis, steps, max_norm)
     check_inputs(q, k, q, alpha, None)
     with torch.autocast(q.device.type, enabled=False):
         dtype = torch.promote_types(torch.promote_types(q.dtype, k.dtype), torch.float32)
