@@ -303,6 +303,22 @@ def test_every_setting_changes_the_update(straight, data_dir, tmp_path, setting)
     assert not same(straight, tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("settings", "near"),
+    [({"basis": "qr"}, True), ({"basis": "polar-express"}, True), ({"basis": "newton-schulz", "steps": 3}, False)],
+)
+def test_a_basis_is_trained_with(straight, data_dir, tmp_path, settings, near):
+    """What has converged gives the basis-free training up to rounding; what has not, another one, and says so."""
+    results = training.train("test-osa-vit", output=tmp_path, data_dir=data_dir, settings=settings)
+    assert results["model_args"] == settings
+    assert all(f"--set={key}" in results["trained_by"] for key in settings)
+    model, other = zoo.load(tmp_path), zoo.load(straight)
+    assert model.blocks[0].attn.basis == settings["basis"]
+    one, two = (torch.cat([p.detach().flatten() for p in each.parameters()]) for each in (model, other))
+    distance = float((one - two).norm() / two.norm())
+    assert distance < 1e-4 if near else distance > 1e-4
+
+
 @pytest.mark.parametrize("name", TESTS)
 def test_every_parameter_has_a_gradient(name):
     model = zoo.load(name, pretrained=False).train()

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from zoo.ops._gram import gram_attention, scale
-from zoo.ops._skew import bound_of, needs_double, phi1, plan, table_of, transformed
+from zoo.ops._modes import transformed
+from zoo.ops._skew import bound_of, needs_double, phi1, plan, table_of
 from zoo.ops.polar import MARGIN, iterate, schedule_of
 
 

@@ -22,6 +22,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from zoo.ops._modes import transformed
+
 Series = tuple[tuple[float, float, float, float], ...]
 
 
@@ -95,11 +97,16 @@ def action(z: Tensor, u: Tensor, rho: float, table: Series) -> tuple[Tensor, ...
     term = sides.pop()
     steps = [term]
     while len(sides) > 1:
-        steps.append(sides.pop().add_(steps[-1]).baddbmm_(v, term))
+        steps.append(_plus(sides.pop().add_(steps[-1]), v, term))
         term = term + steps[-1]
     within = _within(w, v, s)
-    result = sides.pop().add_(steps[-1]).baddbmm_(v, term, alpha=0.5) * within
+    result = _plus(sides.pop().add_(steps[-1]), v, term, 0.5) * within
     return (result, zu, w, v, within, *steps[::-1])
+
+
+def _plus(total: Tensor, left: Tensor, right: Tensor, alpha: float = 1.0) -> Tensor:
+    """total + alpha left right, in place but under torch.vmap, which knows no rule for that and would go one by one."""
+    return torch.baddbmm(total, left, right, alpha=alpha) if transformed() else total.baddbmm_(left, right, alpha=alpha)
 
 
 def _within(w: Tensor, v: Tensor, s: float) -> Tensor:

@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 from zoo.ops._chebyshev import Series, action, action_adjoint
-from zoo.ops._skew import bound_of, needs_double, phi1, plan, table_of, transformed
+from zoo.ops._modes import transformed
+from zoo.ops._skew import bound_of, needs_double, phi1, plan, table_of
 from zoo.ops._tokens import both, passes, sheared, small, turned
 
 

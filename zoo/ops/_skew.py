@@ -15,13 +15,7 @@ from torch import Tensor
 
 from zoo.errors import UsageError
 from zoo.ops._chebyshev import Series, action, series
-
-
-def transformed() -> bool:
-    """Whether `torch.func` or forward-mode differentiation is at work, which an adjoint by hand does not know."""
-    if torch.compiler.is_compiling():
-        return False
-    return bool(torch._C._are_functorch_transforms_active()) or torch.autograd.forward_ad._current_level >= 0
+from zoo.ops._modes import transformed
 
 
 def plan(bound: float) -> tuple[float, int]:

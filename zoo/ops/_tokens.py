@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from zoo.ops._skew import transformed
+from zoo.ops._modes import eager
 
 _CHUNK = 600_000  # elements of [c Q, K, V] that are held at once: some megabytes, which stay in a CPU's cache
 
@@ -51,12 +51,6 @@ def small(tokens: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """Z and U."""
     left = turned(tokens).mT
     return torch.bmm(left, both(tokens)), torch.bmm(left, v.flatten(0, -3))
-
-
-def eager(*inputs: Tensor) -> bool:
-    """Whether nothing but the numbers is wanted, so that buffers may be written in place."""
-    watched = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
-    return not watched and not torch.compiler.is_compiling() and not transformed()
 
 
 def passes(q: Tensor, k: Tensor, v: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Callable[[Tensor], Tensor]]:
