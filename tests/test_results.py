@@ -1,0 +1,35 @@
+"""The pages in docs/results say what the logs beside them say."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from zoo.training import recipes
+
+ROOT = Path(__file__).resolve().parent.parent
+ARMS = sorted(path.parent for path in (ROOT / "docs/results/osa-mnist").glob("*/results.json"))
+
+
+def test_the_tables_of_osa_mnist_are_those_of_its_logs() -> None:
+    command = [sys.executable, str(ROOT / "scripts/figure_osa_mnist.py"), "--check"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_there_are_all_arms() -> None:
+    assert len(ARMS) == 7
+
+
+@pytest.mark.parametrize("arm", ARMS, ids=lambda arm: arm.name)
+def test_every_arm_had_the_same_recipe(arm: Path) -> None:
+    results = json.loads((arm / "results.json").read_text(encoding="utf-8"))
+    recipe = recipes.override(recipes.recipe("mnist"), {"epochs": 6})
+    assert results["recipe"] == json.loads(json.dumps({f: getattr(recipe, f) for f in recipe.__struct_fields__}))
+    log = [json.loads(line) for line in (arm / "log.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert [row["test"] for row in log if "test" in row][-1]["top1"] == results["top1"]
+    assert log[-1]["step"] == results["steps"] == 2808
