@@ -12,7 +12,6 @@ A form that would need more than `--most-seconds` a call is left out and named.
 from __future__ import annotations
 
 import json
-import math
 import subprocess
 import sys
 import time
@@ -28,7 +27,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from zoo.bench import environment
 from zoo.bench.protocol import measure, paired_ratio, summarize, synchronizer
 from zoo.loading import resolve_device
-from zoo.ops import naive, orthogonal_attention
+from zoo.ops import naive, orthogonal_attention, skew_norm
 
 Form = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 DEFAULT = "gram"
@@ -50,8 +49,7 @@ def inputs(shape: tuple[int, ...], device: torch.device, backward: bool) -> list
     """q, k, v and an alpha a head, so that the norm of S is about 3 radians."""
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(shape, generator=generator).to(device) for _ in range(3))
-    norm = torch.linalg.matrix_norm((q @ k.mT - k @ q.mT)[0, 0, :2048, :2048], 2) / math.sqrt(shape[-1])
-    alpha = torch.full((shape[1],), 3.0 * min(1.0, 2048 / shape[2]) / float(norm), device=device)
+    alpha = torch.full((shape[1],), 3.0 / float(skew_norm(q[:1], k[:1], 1.0).max()), device=device)
     return [x.requires_grad_(backward) for x in (q, k, v, alpha)]
 
 

@@ -26,3 +26,7 @@ for precision in no bf16 fp16; do
     zoo train test-osa-vit --device cuda --precision "$precision" --output "$out/train-$precision" --overwrite --json
 done
 zoo bench $names --device cuda --batch-size 128 --json | tee "$out/bench.json"
+zoo bench osa-vit-small-224 vit-small-224 --device cuda --batch-size 32 --json | tee "$out/bench-small-224.json"
+python scripts/bench_ops.py --device cuda --json | tee "$out/ops.json"
+python scripts/bench_ops.py --device cuda --backward --json | tee "$out/ops-backward.json"
+python scripts/bench_ops.py --device cuda --memory --json | tee "$out/ops-memory.json"

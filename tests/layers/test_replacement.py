@@ -323,3 +323,11 @@ def test_models_that_do_not_fit():
         replace_attention(transformers_vit(attention_probs_dropout_prob=0.1))
     with pytest.raises(UsageError, match="basis 'none' is not known"):
         replace_attention(timm_vit(), basis="none")
+
+
+def test_a_block_that_is_used_twice_is_replaced_in_both_places():
+    block = Block(32, 4)
+    model = nn.Sequential(block, block)
+    assert replace_attention(model) == ["0.attn", "1.attn"]
+    assert model[0].attn is model[1].attn
+    assert isinstance(model[0].attn, OrthogonalSelfAttention)

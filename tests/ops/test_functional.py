@@ -250,3 +250,16 @@ def test_compiles_whole_with_gradients(max_norm: float, basis: str) -> None:
     close(*grads)
     with torch.no_grad():
         close(compiled(*inputs), plain)
+
+
+@pytest.mark.parametrize("max_norm", [8.0, 40.0])
+@pytest.mark.parametrize("basis", ["gram", "newton-schulz"])
+def test_compiled_vmap(basis: str, max_norm: float) -> None:
+    torch._dynamo.reset()
+    q, k, v = torch.randn(3, 4, 2, 5, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return orthogonal_attention(q, k, v, 0.3, basis=basis, max_norm=max_norm)
+
+    found = torch.compile(torch.func.vmap(attend), backend="eager", fullgraph=True)(q, k, v)
+    torch.testing.assert_close(found, attend(q, k, v), rtol=0, atol=1e-11)

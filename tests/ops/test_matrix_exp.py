@@ -239,3 +239,10 @@ def test_what_does_not_fit_is_one_clear_line() -> None:
         with pytest.raises(UsageError, match=words) as caught:
             matrix_exp(**{"x": x, **change})
         assert "\n" not in str(caught.value)
+
+
+def test_gradients_beyond_max_norm_are_nan_too() -> None:
+    x = torch.stack((torch.eye(3), 9.0 * torch.eye(3))).requires_grad_()
+    (grad,) = torch.autograd.grad(matrix_exp(x, max_norm=4.0).sum(), x)
+    assert grad[0].isfinite().all()
+    assert grad[1].isnan().all()

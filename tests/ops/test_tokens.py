@@ -37,9 +37,9 @@ def sample(*shape: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Ten
 def test_pieces_give_what_the_whole_gives(
     tokens: int, max_norm: float | None, alpha: float | Tensor, pieces: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_tokens, "_CHUNK", 256 * 6 * 3 * 8)
+    monkeypatch.setattr(_tokens, "_CHUNK", 256 * 6 * (2 * 8 + 5))
     q, k, _ = sample(2, 3, tokens, 8, dtype=torch.float64)
-    v = torch.randn(2, 3, tokens, 5, dtype=torch.float64)
+    v = sample(2, 3, tokens, 5, dtype=torch.float64)[2]
     found = orthogonal_attention(q, k, v, alpha, max_norm=max_norm)
     assert pieces and set(pieces) == {256}
     pieces.clear()
@@ -95,3 +95,21 @@ def test_training_and_transforms_take_the_whole(pieces: list[int], monkeypatch: 
         lambda: orthogonal_attention(q.detach(), k, v, 0.001, max_norm=8.0), backend="eager", fullgraph=True
     )()
     assert not pieces
+
+
+def test_a_trace_serves_other_lengths_and_batches() -> None:
+    def attend(x: Tensor) -> Tensor:
+        q, k, v = x.unbind(0)
+        return orthogonal_attention(q, k, v, 0.001, max_norm=8.0)
+
+    with torch.no_grad():
+        traced = torch.jit.trace(attend, torch.randn(3, 1, 6, 1100, 64))
+        for shape in ((3, 1, 6, 1600, 64), (3, 2, 6, 40, 64)):
+            x = torch.randn(shape, generator=torch.Generator().manual_seed(3))
+            torch.testing.assert_close(traced(x), attend(x), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("basis", ["gram", "qr", "newton-schulz", "polar-express"])
+def test_shapes_without_numbers(basis: str) -> None:
+    q, k, v = torch.empty(3, 2, 4, 17, 8, device="meta")
+    assert orthogonal_attention(q, k, v, 0.1, basis=basis, max_norm=8.0).shape == v.shape

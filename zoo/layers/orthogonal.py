@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from zoo import ops
 from zoo.errors import UsageError
 from zoo.layers.initialisation import stiefel_
+from zoo.ops.orthogonal import check_basis
 
 
 def refuse_useless(owner: str, arguments: Mapping[str, object]) -> None:
@@ -84,7 +85,7 @@ class OrthogonalSelfAttention(nn.Module):
         if value_init not in ("joint", "per_head"):
             raise UsageError(f"value_init {value_init!r} is neither 'joint' nor 'per_head'")
         refuse_useless("orthogonal attention", {"qk_norm": qk_norm, "scale_norm": scale_norm, "attn_drop": attn_drop})
-        ops.check_basis(basis, steps, max_norm)
+        check_basis(basis, steps, max_norm)
         self.num_heads, self.head_dim = num_heads, dim // num_heads
         self.alpha_init, self.value_init = alpha, value_init
         self.basis, self.steps, self.max_norm = basis, steps, max_norm

@@ -43,23 +43,23 @@ def replace_attention(model: nn.Module, **arguments: Any) -> list[str]:
         There is no such attention, or one has what a rotation has no use for: a norm of queries, keys or outputs,
         a gate, dropout of its weights, heads that are wider or narrower than D / H, an output other than D.
     """
-    replacements: dict[nn.Module, nn.Module] = {}
-    names = []
+    built: dict[nn.Module, nn.Module] = {}
+    found: dict[str, nn.Module] = {}
     for name, module in model.named_modules(remove_duplicate=False):
-        if name and module not in replacements:
-            replacement = _replacement(name, module, arguments)
-            if replacement is not None:
-                replacements[module] = replacement.train(module.training)
-        if name and module in replacements:
-            names.append(name)
-    if not names:
+        if name and module not in built:
+            new = _replacement(name, module, arguments)
+            if new is not None:
+                built[module] = new.train(module.training)
+        if name and module in built:
+            found[name] = built[module]
+    if not found:
         raise UsageError(
             f"{type(model).__name__} holds no attention that can be replaced: it takes timm.layers.Attention, "
             "or the attention of a transformers ViT"
         )
-    for name in names:
-        model.set_submodule(name, replacements[model.get_submodule(name)])
-    return names
+    for name, replacement in found.items():
+        model.set_submodule(name, replacement)
+    return list(found)
 
 
 class _TransformersAttention(OrthogonalSelfAttention):
@@ -86,7 +86,7 @@ class _TransformersAttention(OrthogonalSelfAttention):
         keys = attention_mask[..., :1, :]
         out = super().forward(hidden_states, attn_mask=keys)
         same = (attention_mask == keys).flatten(1).all(1)
-        return torch.where(same[:, None, None], out, torch.nan), None
+        return out * torch.where(same, 1.0, torch.nan).to(out.dtype)[:, None, None], None
 
 
 def _replacement(name: str, old: Any, arguments: dict[str, Any]) -> OrthogonalSelfAttention | None:
@@ -114,7 +114,12 @@ def _replacement(name: str, old: Any, arguments: dict[str, Any]) -> OrthogonalSe
             f"{name}: takes {dim} features, attends with {output.in_features} and gives {output.out_features}; "
             "orthogonal attention has one width for all three"
         )
-    own["qkv_bias"] = any(linear.bias is not None for linear in inputs)
+    biases = {linear.bias is not None for linear in inputs}
+    if len(biases) > 1:
+        raise UsageError(
+            f"{name}: only some of queries, keys and values have a bias; orthogonal attention has all or none"
+        )
+    own["qkv_bias"] = biases.pop()
     own["proj_bias"] = output.bias is not None
     kind = _TransformersAttention if "config" in own else OrthogonalSelfAttention
     place = {"device": output.weight.device, "dtype": output.weight.dtype}

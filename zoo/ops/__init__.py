@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from zoo.ops.exponential import matrix_exp
-from zoo.ops.orthogonal import check_basis, orthogonal_attention
+from zoo.ops.orthogonal import orthogonal_attention
 from zoo.ops.orthogonality import orthogonality_bound, orthogonality_error, skew_norm
 from zoo.ops.polar import polar
 
 __all__ = [
-    "check_basis",
     "matrix_exp",
     "orthogonal_attention",
     "orthogonality_bound",

@@ -6,7 +6,7 @@ With B a basis and [S] = B^T S B,   exp(S) V = V + B (exp([S]) - I) B^T V.   Thr
   basis; the derivative of a QR factorisation itself explodes where columns of M come to depend on each other.
 - "newton-schulz", "polar-express": the last iterate of a polynomial iteration (`zoo.ops.polar`). Until it has converged
   B is not orthonormal, and the result is another function than exp(S) V: a model has to be used with the basis it was
-  trained with.
+  trained with. The source starts from M / (||M||_F + eps); eps is 0 here, so that the scale of M does not matter.
 
 Shapes: q, k (..., heads, tokens, w), v (..., heads, tokens, n), m = 2 w; "batch" is all that comes before tokens, in
 one.
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from zoo.ops._gram import gram_attention, scale
-from zoo.ops._modes import transformed
+from zoo.ops._modes import transformed, watched
 from zoo.ops._skew import bound_of, needs_double, phi1, plan, table_of
 from zoo.ops.polar import MARGIN, iterate, schedule_of
 
@@ -27,8 +27,7 @@ def qr_attention(q: Tensor, k: Tensor, v: Tensor, alpha: float | Tensor, max_nor
     """exp(S) V by the QR factorisation of [Q, K]; its gradient, and its export, by the form without a basis."""
     if torch.compiler.is_exporting():  # there is no QR in ONNX, and no need of one: it is the same function
         return gram_attention(q, k, v, alpha, max_norm)
-    inputs = (q, k, v, alpha if isinstance(alpha, Tensor) else None)
-    if not transformed() and not (torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)):
+    if not transformed() and not watched(q, k, v, alpha):
         return _apply(qr_basis(q, k), q, k, v, alpha, max_norm)
     exact = gram_attention(q, k, v, alpha, max_norm)
     q, k, v = (x.detach() for x in (q, k, v))

@@ -105,8 +105,10 @@ def action(z: Tensor, u: Tensor, rho: float, table: Series) -> tuple[Tensor, ...
 
 
 def _plus(total: Tensor, left: Tensor, right: Tensor, alpha: float = 1.0) -> Tensor:
-    """total + alpha left right, in place but under torch.vmap, which knows no rule for that and would go one by one."""
-    return torch.baddbmm(total, left, right, alpha=alpha) if transformed() else total.baddbmm_(left, right, alpha=alpha)
+    """total + alpha left right, in place but where torch.vmap may see it, which knows no rule for that."""
+    if transformed() or torch.compiler.is_compiling():
+        return torch.baddbmm(total, left, right, alpha=alpha)
+    return total.baddbmm_(left, right, alpha=alpha)
 
 
 def _within(w: Tensor, v: Tensor, s: float) -> Tensor:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from zoo.ops._chebyshev import Series, action, action_adjoint
-from zoo.ops._modes import transformed
+from zoo.ops._modes import transformed, watched
 from zoo.ops._skew import bound_of, needs_double, phi1, plan, table_of
 from zoo.ops._tokens import both, passes, sheared, small, turned
 
@@ -28,15 +28,20 @@ from zoo.ops._tokens import both, passes, sheared, small, turned
 def gram_attention(q: Tensor, k: Tensor, v: Tensor, alpha: float | Tensor, max_norm: float | None) -> Tensor:
     """exp(S) V of one dtype, float32 or float64; q, k, v: (..., heads, tokens, .); alpha a number, () or (heads,)."""
     c = scale(alpha, q)
-    watched = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, c))
-    if watched and not torch.compiler.is_exporting() and not transformed():
-        rho, doublings = plan(_choose(q, k, c) if max_norm is None else max_norm)
-        if not doublings:
+    by_hand = watched(q, k, v, c) and not torch.compiler.is_exporting() and not transformed()
+    if by_hand and max_norm is None:
+        max_norm = _choose(q, k, c)
+    if max_norm is None:
+        z, u, back = passes(q, k, v, c)
+        rho, doublings = plan(_bound(z))
+    else:
+        rho, doublings = plan(max_norm)
+        if by_hand and not doublings:
             return _GramAttention.apply(q, k, v, c, rho, table_of(rho, doublings, q.dtype))
-    z, u, back = passes(q, k, v, c)
-    rho, doublings = plan(_bound(z) if max_norm is None else max_norm)
     if needs_double(doublings, q):
         return gram_attention(q.double(), k.double(), v.double(), alpha, max_norm).to(q.dtype)
+    if max_norm is not None:
+        z, u, back = passes(q, k, v, c)
     return back(phi1(z, u, rho, table_of(rho, doublings, q.dtype), doublings))
 
 

@@ -1,19 +1,38 @@
-"""What torch is doing with a function at the moment: following gradients, transforming, compiling, or nothing of it."""
+"""What torch is doing with a function at the moment: following gradients, transforming, compiling, or nothing of it.
+
+torch has no public name for two of these questions. They are asked of the names it uses itself (torch 2.14), and where
+a later torch lacks one, the answer is the careful one.
+"""
 
 from __future__ import annotations
 
+import contextlib
+
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
+
+_transforms_active = getattr(torch._C, "_are_functorch_transforms_active", lambda: True)
 
 
 def transformed() -> bool:
     """Whether `torch.func` or forward-mode differentiation is at work, which an adjoint by hand does not know."""
     if torch.compiler.is_compiling():
         return False
-    return bool(torch._C._are_functorch_transforms_active()) or torch.autograd.forward_ad._current_level >= 0
+    return bool(_transforms_active()) or getattr(forward_ad, "_current_level", 0) >= 0
 
 
-def eager(*inputs: Tensor) -> bool:
-    """Whether nothing but the numbers is wanted, so that buffers may be written in place."""
-    watched = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
-    return not watched and not torch.compiler.is_compiling() and not transformed()
+def watched(*inputs: Tensor | float) -> bool:
+    """Whether gradients of one of `inputs` are wanted."""
+    return torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in inputs)
+
+
+def only_numbers(*inputs: Tensor) -> bool:
+    """Whether nothing but the numbers is wanted, so that buffers may be written and sizes looked at."""
+    traced = torch.jit.is_tracing()  # type: ignore[attr-defined]
+    return not traced and not torch.compiler.is_compiling() and not transformed() and not watched(*inputs)
+
+
+def full_precision(device: torch.device) -> contextlib.AbstractContextManager[object]:
+    """Autocast off: half precision must not enter the small matrices. The meta device knows no autocast."""
+    return contextlib.nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)

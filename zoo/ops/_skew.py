@@ -2,7 +2,7 @@
 
 Its rounding error grows with the square of the norm (theta^2 is known to eps rho^2). Beyond 16, F = phi_1(Z / 2^s) /
 2^s is formed and doubled, F <- 2 F + F Z F, whose error grows with the norm alone and which leaves a matrix of small
-norm in the same batch as exact as it was; and since a norm of 900 alone costs float32 5e-5, whatever the form, this is
+norm in the same batch as exact as it was; and since S itself is known to the rounding unit times its norm, this is
 done in float64 where the device has it.
 """
 
@@ -44,7 +44,7 @@ def phi1(z: Tensor, u: Tensor, rho: float, table: Series, doublings: int) -> Ten
         return action(z, u, rho, table)[0]
     shrunk = 0.5**doublings
     eye = torch.eye(z.shape[-1], dtype=z.dtype, device=z.device).expand(z.shape)
-    if transformed():
+    if transformed() or torch.compiler.is_dynamo_compiling():
         eye = eye + torch.zeros_like(z)  # what is written in place needs z's batch under vmap
     f = action(z * shrunk, eye * shrunk, rho, table)[0]
     for _ in range(doublings - 1):
@@ -66,12 +66,13 @@ def bound_of(z: Tensor, size: Tensor | float = 1.0) -> float:
         return 1.0
     square = torch.bmm(z, z)
     norms = size * (0.5 * (square * square.mT).sum((-2, -1))).clamp_min(0.0) ** 0.25
+    most = norms.nan_to_num(0.0).max()
     try:
-        largest = float(norms.nan_to_num(0.0).max())
-    except RuntimeError:
+        largest = float(most)
+    except RuntimeError as error:
         if not transformed():
             raise
         raise UsageError(
             "max_norm=None chooses from the data, which torch.func.vmap cannot; give max_norm a number"
-        ) from None
+        ) from error
     return 2.0 ** (0.5 * math.ceil(2.0 * math.log2(min(max(1.0, 1.01 * largest), 2.0**40))))

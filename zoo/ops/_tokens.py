@@ -16,16 +16,17 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from zoo.ops._modes import eager
+from zoo.ops._modes import only_numbers
 
 _CHUNK = 600_000  # elements of [c Q, K, V] that are held at once: some megabytes, which stay in a CPU's cache
+_LEAST = 256  # tokens in a piece: with fewer, starting the operators costs more than the cache gives
 
 
 def sheared(q: Tensor, k: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
     """[c Q, K - Q diag(r), -c Q]: (batch, tokens, 3 w), and r: (..., heads, 1, w)."""
     square, product = (q * q).sum(-2, keepdim=True), (q * k).sum(-2, keepdim=True)
     ratio = _ratio(square, product).detach()
-    if eager(q, k, c):
+    if only_numbers(q, k, c):
         tokens = q.new_empty((*q.shape[:-1], 3 * q.shape[-1]))
         scaled, along, minus = tokens.split(q.shape[-1], -1)
         torch.mul(q, c, out=scaled)
@@ -55,9 +56,9 @@ def small(tokens: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 def passes(q: Tensor, k: Tensor, v: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Callable[[Tensor], Tensor]]:
     """Z, U, and the function Y -> V + M Y: in pieces that stay in the cache where that pays, else whole."""
-    if q.device.type == "cpu" and eager(q, k, v, c):
-        step = _CHUNK // max(1, q.shape[:-2].numel() * 3 * q.shape[-1])
-        if step >= 256 and q.shape[-2] >= 2 * step:
+    if q.device.type == "cpu" and only_numbers(q, k, v, c):
+        step = _CHUNK // max(1, q.shape[:-2].numel() * (2 * q.shape[-1] + v.shape[-1]))
+        if step >= _LEAST and q.shape[-2] >= 2 * step:
             return _in_pieces(q, k, v, c, step)
     held, _ = sheared(q, k, c)
     z, u = small(held, v)
@@ -67,6 +68,7 @@ def passes(q: Tensor, k: Tensor, v: Tensor, c: Tensor) -> tuple[Tensor, Tensor, 
 def _in_pieces(
     q: Tensor, k: Tensor, v: Tensor, c: Tensor, step: int
 ) -> tuple[Tensor, Tensor, Callable[[Tensor], Tensor]]:
+    """`passes`, the tokens taken `step` at a time. J [M^T M, M^T V] = [Z, U] is formed once, at the end."""
     width = q.shape[-1]
     square, product = q.new_zeros((2, *q.shape[:-2], 1, width))
     for piece in _pieces(q.shape[-2], step):

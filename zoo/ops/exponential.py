@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from zoo.errors import UsageError
+from zoo.ops._modes import full_precision
 
 
 def matrix_exp(x: Tensor, max_norm: float = 16.0) -> Tensor:
@@ -35,7 +36,7 @@ def matrix_exp(x: Tensor, max_norm: float = 16.0) -> Tensor:
         raise UsageError(f"max_norm must be a positive, finite number, not {max_norm!r}")
     if not x.numel():
         return x.clone()
-    with torch.autocast(x.device.type, enabled=False):
+    with full_precision(x.device):
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         squarings = max(0, math.ceil(math.log2(max_norm)))
         f = _taylor(wide * 0.5**squarings, 18 if wide.dtype == torch.float64 else 10)
@@ -43,7 +44,7 @@ def matrix_exp(x: Tensor, max_norm: float = 16.0) -> Tensor:
             f = 2.0 * f + f @ f
         out = f + torch.eye(x.shape[-1], dtype=wide.dtype, device=x.device)
         norm = wide.abs().sum(-2, keepdim=True).amax(-1, keepdim=True)
-        return torch.where(norm <= max_norm, out, math.nan).to(x.dtype)
+        return (out * torch.where(norm <= max_norm, 1.0, math.nan)).to(x.dtype)  # so that gradients are NaN too
 
 
 def _taylor(x: Tensor, degree: int) -> Tensor:

@@ -44,7 +44,7 @@ def qr_attention(q: Tensor, k: Tensor, v: Tensor, alpha: float | Tensor) -> Tens
 
 
 def iterated_attention(
-    q: Tensor, k: Tensor, v: Tensor, alpha: float | Tensor, method: str = "newton-schulz", steps: int = 12
+    q: Tensor, k: Tensor, v: Tensor, alpha: float | Tensor, method: str = "newton-schulz", steps: int | None = None
 ) -> Tensor:
     """V + B (exp(B^T S B) - I) B^T V with B from `polar` of [Q, K] (section 3), eps = 0.
 
@@ -55,7 +55,7 @@ def iterated_attention(
         return _by_basis(polar(torch.cat((q, k), -1), method, steps, eps=0.0), q, k, wide_v, alpha).to(v.dtype)
 
 
-def polar(x: Tensor, method: str = "newton-schulz", steps: int = 12, *, eps: float = 1e-7) -> Tensor:
+def polar(x: Tensor, method: str = "newton-schulz", steps: int | None = None, *, eps: float = 1e-7) -> Tensor:
     """X_steps of X <- X (a I + b X^T X + c (X^T X)^2), X_0 = x / (margin (||x||_F + eps)); x: (..., m, n).
 
     "newton-schulz" is the cubic M (3 I - M^T M) / 2 of arXiv 2602.05996, section 3; "polar-express" arXiv 2505.16932.

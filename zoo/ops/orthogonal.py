@@ -14,6 +14,7 @@ from torch import Tensor
 from zoo.errors import UsageError
 from zoo.ops._basis import iterated_attention, qr_attention
 from zoo.ops._gram import gram_attention
+from zoo.ops._modes import full_precision
 from zoo.ops.polar import DEFAULT_STEPS, schedule_of
 
 BASES = ("gram", "qr", *DEFAULT_STEPS)
@@ -55,10 +56,8 @@ def orthogonal_attention(
     """
     check_basis(basis, steps, max_norm)
     check_inputs(q, k, v, alpha, key_mask)
-    if torch.is_autocast_enabled(q.device.type):
-        with torch.autocast(q.device.type, enabled=False):
-            return _applied(q, k, v, alpha, basis, steps, max_norm, key_mask)
-    return _applied(q, k, v, alpha, basis, steps, max_norm, key_mask)
+    with full_precision(q.device):
+        return _applied(q, k, v, alpha, basis, steps, max_norm, key_mask)
 
 
 def check_basis(basis: str, steps: int | None = None, max_norm: float | None = None) -> None:

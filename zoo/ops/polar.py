@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from zoo.errors import UsageError
+from zoo.ops._modes import full_precision
 
 Schedule = tuple[tuple[float, float, float], ...]
 
@@ -48,6 +49,7 @@ def polar(x: Tensor, method: str = "polar-express", steps: int | None = None, *,
         method: "newton-schulz", the cubic X (3 I - X^T X) / 2, or "polar-express" (arXiv 2505.16932).
         steps: 12 and 8 unless given. A singular value s of x converges when s / ||x||_F is above about 0.01 (12 cubic
             steps) or 0.001 (8 of Polar Express); a smaller one ends between 0 and 1, zero stays zero.
+            Before its sixth step Polar Express sends some values far beyond 1, up to 1.99.
         eps: x / (margin (||x||_F + eps)) starts the iteration, as in the source. It dampens a matrix whose norm is no
             more than eps; with 0 the result does not depend on the scale of x.
 
@@ -64,11 +66,9 @@ def polar(x: Tensor, method: str = "polar-express", steps: int | None = None, *,
     schedule = schedule_of(method, steps)
     if not x.numel():
         return x.clone()
-    with torch.autocast(x.device.type, enabled=False):
+    with full_precision(x.device):
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
-        if x.shape[-2] >= x.shape[-1]:
-            return iterate(wide, schedule, MARGIN[method], eps).to(x.dtype)
-        return iterate(wide.mT, schedule, MARGIN[method], eps).mT.to(x.dtype)
+        return iterate(wide, schedule, MARGIN[method], eps).to(x.dtype)
 
 
 def schedule_of(method: str, steps: int | None) -> Schedule:
@@ -84,9 +84,11 @@ def schedule_of(method: str, steps: int | None) -> Schedule:
 
 
 def iterate(x: Tensor, schedule: Schedule, margin: float, eps: float = 0.0) -> Tensor:
-    """The last iterate from x / (margin (||x||_F + eps)); x: (..., m, n), float32 or float64, best with m >= n."""
+    """The last iterate from x / (margin (||x||_F + eps)); x: (..., m, n), float32 or float64."""
     if not (x.shape[-2] and x.shape[-1]):
         return x
+    if x.shape[-2] < x.shape[-1]:  # the Gram matrix of the smaller side
+        return iterate(x.mT, schedule, margin, eps).mT
     size = x.abs().amax((-2, -1), keepdim=True).detach()  # so that no square overflows; it drops out again
     size = torch.where(size == 0.0, 1.0, size)
     x = x / size
