@@ -49,7 +49,7 @@ def inputs(shape: tuple[int, ...], device: torch.device, backward: bool) -> list
     """q, k, v and an alpha a head, so that the norm of S is about 3 radians."""
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(shape, generator=generator).to(device) for _ in range(3))
-    alpha = torch.full((shape[1],), 3.0 / float(skew_norm(q[:1], k[:1], 1.0).max()), device=device)
+    alpha = torch.full((shape[1],), 3.0 / max(1e-6, float(skew_norm(q[:1], k[:1], 1.0).max())), device=device)
     return [x.requires_grad_(backward) for x in (q, k, v, alpha)]
 
 
@@ -134,12 +134,12 @@ def shown(rows: list[dict[str, Any]]) -> str:
 
 
 @click.command(help=__doc__.split("\n", maxsplit=1)[0])
-@click.option("--tokens", multiple=True, type=int, help="At (1, 6, TOKENS, 64); repeatable.")
+@click.option("--tokens", multiple=True, type=click.IntRange(1), help="At (1, 6, TOKENS, 64); repeatable.")
 @click.option("--shape", "shapes", multiple=True, help="At BATCH,HEADS,TOKENS,HEAD_DIM; repeatable.")
 @click.option("--backward", is_flag=True, help="Forward and backward.")
 @click.option("--memory", is_flag=True, help="Peak memory in place of time.")
 @click.option("--device", default="cpu", show_default=True)
-@click.option("--rounds", default=15, show_default=True)
+@click.option("--rounds", type=click.IntRange(1), default=15, show_default=True)
 @click.option("--most-seconds", default=20.0, show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
 @click.option("--probe", "probed", hidden=True)

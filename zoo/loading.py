@@ -135,6 +135,9 @@ def _from_folder(folder: Path, pretrained: bool, model_args: dict[str, Any]) -> 
 def _create(name: str, pretrained: bool, model_args: dict[str, Any], shown: str = "", **kwargs: Any) -> nn.Module:
     """timm's `create_model`, its errors turned into lines for the person at the keyboard."""
     shown = shown or name
+    dropped = sorted(key for key, value in model_args.items() if value is None)
+    if dropped:  # timm leaves such arguments out without a word, and the default would be taken for what was asked
+        raise UsageError(f"{dropped[0]} cannot be None here; leave it out, and {shown} has its default")
     try:
         return timm.create_model(name, pretrained=pretrained, **model_args, **kwargs)
     except TypeError as error:

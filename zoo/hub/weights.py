@@ -35,9 +35,10 @@ def find_weights(
     facts = entry.weights
     path = _in_checkout(entry.name) if revision is None else None
     if path is None and facts.repository is None:
+        trains = f", `zoo train {entry.name}` trains it" if entry.dataset is not None else ""
         raise NotFoundError(
             f"{entry.name} has no weights yet; zoo.load({entry.name!r}, pretrained=False) gives the architecture with"
-            f" its own initialisation, `zoo train {entry.name}` trains it"
+            f" its own initialisation{trains}"
         )
     if path is None:
         path = fetch(

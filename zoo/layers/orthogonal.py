@@ -80,7 +80,7 @@ class OrthogonalSelfAttention(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if dim % num_heads:
+        if num_heads < 1 or dim % num_heads:
             raise UsageError(f"dim {dim} is no multiple of num_heads {num_heads}")
         if value_init not in ("joint", "per_head"):
             raise UsageError(f"value_init {value_init!r} is neither 'joint' nor 'per_head'")

@@ -7,6 +7,7 @@ a later torch lacks one, the answer is the careful one.
 from __future__ import annotations
 
 import contextlib
+import numbers
 
 import torch
 from torch import Tensor
@@ -36,3 +37,8 @@ def only_numbers(*inputs: Tensor) -> bool:
 def full_precision(device: torch.device) -> contextlib.AbstractContextManager[object]:
     """Autocast off: half precision must not enter the small matrices. The meta device knows no autocast."""
     return contextlib.nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)
+
+
+def is_number(x: object) -> bool:
+    """Whether `x` is a real number of Python or NumPy, or one that a compiler follows as such."""
+    return isinstance(x, int | float | numbers.Real | torch.SymInt | torch.SymFloat)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from zoo.errors import UsageError
-from zoo.ops._modes import full_precision
+from zoo.ops._modes import full_precision, is_number
 
 
 def matrix_exp(x: Tensor, max_norm: float = 16.0) -> Tensor:
@@ -28,12 +28,12 @@ def matrix_exp(x: Tensor, max_norm: float = 16.0) -> Tensor:
         (..., n, n) in x's dtype. NaN in a matrix makes all of it NaN.
 
     Raises:
-        UsageError: x is not square or not of a floating-point type; max_norm is not positive and finite.
+        UsageError: x is not square or not of a floating-point type; max_norm is not a number above 0, up to 2^20.
     """
     if x.dim() < 2 or x.shape[-1] != x.shape[-2] or not x.is_floating_point():
         raise UsageError(f"x must be (..., n, n) of a floating-point type, not {tuple(x.shape)} of {x.dtype}")
-    if not 0.0 < max_norm < math.inf:
-        raise UsageError(f"max_norm must be a positive, finite number, not {max_norm!r}")
+    if not (is_number(max_norm) and 0.0 < max_norm <= 2.0**20):
+        raise UsageError(f"max_norm must be a positive number up to 2^20, not {max_norm!r}")
     if not x.numel():
         return x.clone()
     with full_precision(x.device):

@@ -14,7 +14,7 @@ from torch import Tensor
 from zoo.errors import UsageError
 from zoo.ops._basis import iterated_attention, qr_attention
 from zoo.ops._gram import gram_attention
-from zoo.ops._modes import full_precision
+from zoo.ops._modes import full_precision, is_number
 from zoo.ops.polar import DEFAULT_STEPS, schedule_of
 
 BASES = ("gram", "qr", *DEFAULT_STEPS)
@@ -55,6 +55,7 @@ def orthogonal_attention(
         UsageError: basis, shapes, mask or bound that do not fit.
     """
     check_basis(basis, steps, max_norm)
+    max_norm = None if max_norm is None else float(max_norm)
     check_inputs(q, k, v, alpha, key_mask)
     with full_precision(q.device):
         return _applied(q, k, v, alpha, basis, steps, max_norm, key_mask)
@@ -68,8 +69,8 @@ def check_basis(basis: str, steps: int | None = None, max_norm: float | None = N
         schedule_of(basis, steps)
     elif steps is not None:
         raise UsageError(f"basis {basis!r} takes no steps; {' and '.join(DEFAULT_STEPS)} do")
-    if max_norm is not None and not 0.0 < max_norm < math.inf:
-        raise UsageError(f"max_norm must be a positive, finite number of radians, or None; not {max_norm!r}")
+    if max_norm is not None and not (is_number(max_norm) and 1e-3 <= max_norm < math.inf):
+        raise UsageError(f"max_norm must be a finite number of radians from 0.001 on, or None; not {max_norm!r}")
 
 
 def _applied(
@@ -112,6 +113,8 @@ def check_inputs(q: Tensor, k: Tensor, v: Tensor, alpha: float | Tensor, key_mas
         if not x.is_floating_point():
             raise UsageError(f"{name} must be of a floating-point type, not {x.dtype}")
     heads = q.shape[-3]
+    if not is_number(alpha) and not (isinstance(alpha, Tensor) and not alpha.is_complex()):
+        raise UsageError(f"alpha must be a real number or a tensor of them, not {alpha!r}")
     if isinstance(alpha, Tensor) and alpha.dim() and alpha.shape != (heads,):
         raise UsageError(f"alpha must be a number or of shape (heads,) = ({heads},), not {tuple(alpha.shape)}")
     if key_mask is not None:

@@ -53,6 +53,7 @@ def orthogonality_error(
     check_basis(basis, steps, max_norm)
     check_inputs(q, k, q, alpha, None)
     with full_precision(q.device):
+        max_norm = None if max_norm is None else float(max_norm)
         dtype = torch.promote_types(torch.promote_types(q.dtype, k.dtype), torch.float32)
         q, k = q.to(dtype), k.to(dtype)
         if basis == "gram":

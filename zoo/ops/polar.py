@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from zoo.errors import UsageError
-from zoo.ops._modes import full_precision
+from zoo.ops._modes import full_precision, is_number
 
 Schedule = tuple[tuple[float, float, float], ...]
 
@@ -61,7 +61,7 @@ def polar(x: Tensor, method: str = "polar-express", steps: int | None = None, *,
     """
     if x.dim() < 2 or not x.is_floating_point():
         raise UsageError(f"x must be (..., m, n) of a floating-point type, not {tuple(x.shape)} of {x.dtype}")
-    if not 0.0 <= eps < float("inf"):
+    if not (is_number(eps) and 0.0 <= eps < math.inf):
         raise UsageError(f"eps must be a number from 0 on, not {eps!r}")
     schedule = schedule_of(method, steps)
     if not x.numel():
@@ -73,7 +73,7 @@ def polar(x: Tensor, method: str = "polar-express", steps: int | None = None, *,
 
 def schedule_of(method: str, steps: int | None) -> Schedule:
     """The coefficients (a, b, c) of every step."""
-    if method not in DEFAULT_STEPS:
+    if not isinstance(method, str) or method not in DEFAULT_STEPS:
         raise UsageError(f"method {method!r} is not known; choose one of: {', '.join(DEFAULT_STEPS)}")
     count = DEFAULT_STEPS[method] if steps is None else steps
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
@@ -93,7 +93,9 @@ def iterate(x: Tensor, schedule: Schedule, margin: float, eps: float = 0.0) -> T
     size = torch.where(size == 0.0, 1.0, size)
     x = x / size
     square = x.square().sum((-2, -1), keepdim=True)
-    norm = torch.where(square == 0.0, 0.0, torch.where(square == 0.0, 1.0, square).sqrt()) + eps / size
+    norm = torch.where(square == 0.0, 0.0, torch.where(square == 0.0, 1.0, square).sqrt())
+    if eps:
+        norm = norm + eps / size
     x = x / (margin * torch.where(norm == 0.0, 1.0, norm))
     flat = x.flatten(0, -3) if x.dim() > 2 else x[None]
     eye = torch.eye(x.shape[-1], dtype=x.dtype, device=x.device)
