@@ -318,3 +318,9 @@ def test_cuda_devices_are_counted(monkeypatch):
     assert loading.resolve_device("cuda:1") == torch.device("cuda:1")
     with pytest.raises(DeviceError, match="cuda:0 to cuda:1"):
         loading.resolve_device("cuda:7")
+
+
+def test_none_is_refused_where_timm_would_drop_it():
+    for name in ("test-osa-vit", "test-vit"):
+        with pytest.raises(UsageError, match="num_heads cannot be None"):
+            zoo.load(name, pretrained=False, num_heads=None)

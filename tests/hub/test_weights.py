@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from zoo import hub, registry
@@ -43,7 +44,10 @@ def test_what_is_not_at_hand_is_not_found(monkeypatch, tmp_path):
 
     monkeypatch.setattr(weights, "_in_checkout", lambda name: None)
     with pytest.raises(NotFoundError, match="zoo train mine"):
+        hub.find_weights(msgspec.structs.replace(entry(), dataset="mnist"))
+    with pytest.raises(NotFoundError, match="pretrained=False") as caught:  # what has no data set cannot be trained
         hub.find_weights(entry())
+    assert "zoo train" not in str(caught.value)
     path = tmp_path / "model.safetensors"
     safetensors.torch.save_file({"a": torch.ones(3)}, path)
     monkeypatch.setattr(weights, "_in_checkout", lambda name: path)

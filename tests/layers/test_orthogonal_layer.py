@@ -116,6 +116,15 @@ def test_beyond_max_norm_is_nan_never_wrong():
 def test_arguments_that_do_not_fit():
     with pytest.raises(UsageError, match="multiple"):
         OrthogonalSelfAttention(10, 3)
+    for alpha in (float("nan"), float("inf"), True, "abc", None):
+        with pytest.raises(UsageError, match="alpha must be a finite number"):
+            OrthogonalSelfAttention(16, 2, alpha=alpha)
+    for heads in (0, -4):
+        with pytest.raises(UsageError, match="multiple"):
+            OrthogonalSelfAttention(16, heads)
+    for bound in (0, -1.0, "8", float("inf"), 1e-12):
+        with pytest.raises(UsageError, match="max_norm must be a finite number"):
+            OrthogonalSelfAttention(16, 2, max_norm=bound)
     with pytest.raises(UsageError, match="per_head"):
         OrthogonalSelfAttention(16, 2, value_init="both")
     with pytest.raises(UsageError, match="rows <= columns"):

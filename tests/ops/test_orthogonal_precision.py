@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -185,3 +186,14 @@ def test_what_does_not_fit_is_one_clear_line() -> None:
         with pytest.raises(UsageError, match=words) as caught:
             orthogonal_attention(**{"q": q, "k": k, "v": v, "alpha": 0.1, **change})
         assert "\n" not in str(caught.value)
+
+
+def test_what_is_no_number_is_refused_and_numpy_s_numbers_are_taken() -> None:
+    q, k, v = sample(1, 2, 9, 4)
+    for change in ({"alpha": torch.tensor(0.1 + 5j)}, {"alpha": [0.1]}, {"alpha": None}, {"max_norm": "8"}):
+        with pytest.raises(UsageError, match=next(iter(change))):
+            orthogonal_attention(**{"q": q, "k": k, "v": v, "alpha": 0.1, **change})
+    odd = np.float32(7.3)
+    first = orthogonal_attention(q, k, v, 0.1, max_norm=odd)
+    assert first.isfinite().all()
+    assert torch.equal(first, orthogonal_attention(q, k, v, 0.1, max_norm=float(odd)))

@@ -349,3 +349,9 @@ def test_what_does_not_fit_is_one_clear_line() -> None:
         with pytest.raises(UsageError, match=words) as caught:
             polar(**{"x": x, **change})
         assert "\n" not in str(caught.value)
+
+
+def test_subnormal_input_stays_a_number() -> None:
+    x = torch.randn(20, 4, generator=torch.Generator().manual_seed(0)) * 1e-39
+    assert polar(x, eps=0).isfinite().all()
+    assert polar(x).isfinite().all()

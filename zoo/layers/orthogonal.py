@@ -5,6 +5,7 @@ Shapes: B batch, N tokens, D features, H heads, d = D / H features a head.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -82,6 +83,8 @@ class OrthogonalSelfAttention(nn.Module):
         super().__init__()
         if num_heads < 1 or dim % num_heads:
             raise UsageError(f"dim {dim} is no multiple of num_heads {num_heads}")
+        if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not math.isfinite(alpha):
+            raise UsageError(f"alpha must be a finite number, not {alpha!r}")
         if value_init not in ("joint", "per_head"):
             raise UsageError(f"value_init {value_init!r} is neither 'joint' nor 'per_head'")
         refuse_useless("orthogonal attention", {"qk_norm": qk_norm, "scale_norm": scale_norm, "attn_drop": attn_drop})
