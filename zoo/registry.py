@@ -217,7 +217,7 @@ def _read(path: Path) -> dict[str, tuple[Entry, int]]:
         problem = one_line(error.problem or error.context)
         raise DamagedError(f"{path}, line {line}: {problem}") from None
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        raise DamagedError(f"{path}: no YAML: {' '.join(str(error).split())}") from None
+        raise DamagedError(f"{path}: no YAML: {one_line(error)}") from None
     except OSError as error:
         raise DamagedError(f"{path} cannot be read: {error.strerror}; a registry is a YAML file") from None
     if raw == _LINK:

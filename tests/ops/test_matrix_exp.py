@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -184,13 +183,6 @@ def test_gradients_are_torchs(size: int, norm: float) -> None:
 class Exponential(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return matrix_exp(x, max_norm=10.0)
-
-
-@pytest.fixture
-def fresh_dynamo() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 @pytest.mark.usefixtures("fresh_dynamo")

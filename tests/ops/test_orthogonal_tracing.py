@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -41,13 +40,6 @@ class Attention(nn.Module):
 
 def images(batch: int, seed: int = 1) -> Tensor:
     return torch.randn(batch, 9, 8, generator=torch.Generator().manual_seed(seed))
-
-
-@pytest.fixture
-def fresh_dynamo() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 @pytest.mark.parametrize(("backend", "max_norm"), [("eager", 40.0), ("aot_eager", 8.0)])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -299,13 +298,6 @@ def test_strided_input() -> None:
 class Polar(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return polar(x, "newton-schulz", 5) + polar(x)
-
-
-@pytest.fixture
-def fresh_dynamo() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 @pytest.mark.usefixtures("fresh_dynamo")

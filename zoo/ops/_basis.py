@@ -28,28 +28,24 @@ def qr_attention(q: Tensor, k: Tensor, v: Tensor, alpha: float | Tensor, max_nor
     if torch.compiler.is_exporting():  # there is no QR in ONNX, and no need of one: it is the same function
         return gram_attention(q, k, v, alpha, max_norm)
     if not transformed() and not watched(q, k, v, alpha):
-        return _apply(qr_basis(q, k), q, k, v, alpha, max_norm)
+        return _apply(basis_of(q, k, "qr"), q, k, v, alpha, max_norm)
     exact = gram_attention(q, k, v, alpha, max_norm)
     q, k, v = (x.detach() for x in (q, k, v))
     fixed = alpha.detach() if isinstance(alpha, Tensor) else alpha
-    return exact + (_apply(qr_basis(q, k), q, k, v, fixed, max_norm) - exact).detach()
+    return exact + (_apply(basis_of(q, k, "qr"), q, k, v, fixed, max_norm) - exact).detach()
 
 
 def iterated_attention(
     q: Tensor, k: Tensor, v: Tensor, alpha: float | Tensor, max_norm: float | None, method: str, steps: int | None
 ) -> Tensor:
     """V + B (exp([S]) - I) B^T V, B the last iterate of `method`; the gradient goes through the iteration."""
-    return _apply(iterated_basis(q, k, method, steps), q, k, v, alpha, max_norm)
+    return _apply(basis_of(q, k, method, steps), q, k, v, alpha, max_norm)
 
 
-def qr_basis(q: Tensor, k: Tensor) -> Tensor:
-    """B: (..., tokens, min(tokens, m)), orthonormal."""
-    return torch.linalg.qr(torch.cat((q, k), -1)).Q
-
-
-def iterated_basis(q: Tensor, k: Tensor, method: str, steps: int | None) -> Tensor:
-    """B: (..., tokens, m), nearly orthonormal."""
-    return iterate(torch.cat((q, k), -1), schedule_of(method, steps), MARGIN[method])
+def basis_of(q: Tensor, k: Tensor, basis: str, steps: int | None = None) -> Tensor:
+    """B: orthonormal (..., tokens, min(tokens, m)) by "qr", nearly so (..., tokens, m) by an iteration."""
+    m = torch.cat((q, k), -1)
+    return torch.linalg.qr(m).Q if basis == "qr" else iterate(m, schedule_of(basis, steps), MARGIN[basis])
 
 
 def reduced(b: Tensor, q: Tensor, k: Tensor, alpha: float | Tensor) -> Tensor:

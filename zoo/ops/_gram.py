@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from zoo.ops._chebyshev import Series, action, action_adjoint
-from zoo.ops._modes import transformed, watched
+from zoo.ops._modes import full_precision, transformed, watched
 from zoo.ops._skew import bound_of, needs_double, phi1, plan, table_of
 from zoo.ops._tokens import both, passes, sheared, small, turned
 
@@ -83,10 +83,8 @@ class _GramAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         adjoint = _again if torch.is_grad_enabled() else _backward
-        if torch.is_autocast_enabled(grad.device.type):
-            with torch.autocast(grad.device.type, enabled=False):
-                return (*adjoint(ctx, grad), None, None)
-        return (*adjoint(ctx, grad), None, None)
+        with full_precision(grad.device):
+            return (*adjoint(ctx, grad), None, None)
 
 
 def _again(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:

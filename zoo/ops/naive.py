@@ -19,15 +19,12 @@ def orthogonal_attention(
     tensor (heads,); key_mask: (..., tokens) without the heads, bool, True = keep. Returns v's shape and dtype;
     the arithmetic is float32 or better, because matrix_exp is wrong in half precision.
     """
-    dtype = torch.promote_types(torch.promote_types(q.dtype, v.dtype), torch.float32)
+    wide_q, wide_k, wide_v = _widened(q, k, v)
     with torch.autocast(q.device.type, enabled=False):
-        wide_q, wide_k, wide_v = q.to(dtype), k.to(dtype), v.to(dtype)
         if key_mask is not None:
             keep = key_mask[..., None, :, None]
             wide_q, wide_k, wide_v = (torch.where(keep, x, 0.0) for x in (wide_q, wide_k, wide_v))
-        scale = torch.as_tensor(alpha, dtype=dtype, device=q.device) / math.sqrt(q.shape[-1])
-        scale = scale[:, None, None] if scale.dim() else scale
-        skew = scale * (wide_q @ wide_k.mT - wide_k @ wide_q.mT)
+        skew = _scale(alpha, wide_q) * (wide_q @ wide_k.mT - wide_k @ wide_q.mT)
         out = (torch.linalg.matrix_exp(skew) @ wide_v).to(v.dtype)
     return out if key_mask is None else torch.where(keep, out, v)
 
@@ -79,11 +76,14 @@ def _widened(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return q.to(dtype), k.to(dtype), v.to(dtype)
 
 
+def _scale(alpha: float | Tensor, q: Tensor) -> Tensor:
+    scale = torch.as_tensor(alpha, dtype=q.dtype, device=q.device) / math.sqrt(q.shape[-1])
+    return scale[:, None, None] if scale.dim() else scale
+
+
 def _by_basis(b: Tensor, q: Tensor, k: Tensor, v: Tensor, alpha: float | Tensor) -> Tensor:
     """V + B (exp([S]) - I) B^T V, [S] = (alpha / sqrt(head_dim)) ((B^T Q) (B^T K)^T - (B^T K) (B^T Q)^T)."""
-    scale = torch.as_tensor(alpha, dtype=q.dtype, device=q.device) / math.sqrt(q.shape[-1])
-    scale = scale[:, None, None] if scale.dim() else scale
     left, right = b.mT @ q, b.mT @ k
-    small = scale * (left @ right.mT - right @ left.mT)
+    small = _scale(alpha, q) * (left @ right.mT - right @ left.mT)
     eye = torch.eye(small.shape[-1], dtype=q.dtype, device=q.device)
     return v + b @ ((torch.linalg.matrix_exp(small) - eye) @ (b.mT @ v))

@@ -58,7 +58,23 @@ def orthogonal_attention(
     max_norm = None if max_norm is None else float(max_norm)
     check_inputs(q, k, v, alpha, key_mask)
     with full_precision(q.device):
-        return _applied(q, k, v, alpha, basis, steps, max_norm, key_mask)
+        dtype = torch.float64 if torch.float64 in (q.dtype, k.dtype, v.dtype) else torch.float32
+        wide_q, wide_k, wide_v = (x if x.dtype == dtype else x.to(dtype) for x in (q, k, v))
+        if key_mask is not None:
+            keep = key_mask[..., None, :, None]
+            wide_q, wide_k, wide_v = (torch.where(keep, x, 0.0) for x in (wide_q, wide_k, wide_v))
+        if q.shape[-2] == 1:  # one token's skew matrix is zero, and only NaN or infinity in it can be told
+            zero = (wide_q - wide_q).sum(-1, keepdim=True) + (wide_k - wide_k).sum(-1, keepdim=True)
+            rows = alpha[:, None, None] if isinstance(alpha, Tensor) and alpha.dim() else alpha
+            out = wide_v + (zero * rows).to(dtype)
+        elif basis == "gram":
+            out = gram_attention(wide_q, wide_k, wide_v, alpha, max_norm)
+        elif basis == "qr":
+            out = qr_attention(wide_q, wide_k, wide_v, alpha, max_norm)
+        else:
+            out = iterated_attention(wide_q, wide_k, wide_v, alpha, max_norm, basis, steps)
+        out = out if out.dtype == v.dtype else out.to(v.dtype)
+        return out if key_mask is None else torch.where(keep, out, v)
 
 
 def check_basis(basis: str, steps: int | None = None, max_norm: float | None = None) -> None:
@@ -71,35 +87,6 @@ def check_basis(basis: str, steps: int | None = None, max_norm: float | None = N
         raise UsageError(f"basis {basis!r} takes no steps; {' and '.join(DEFAULT_STEPS)} do")
     if max_norm is not None and not (is_number(max_norm) and 1e-3 <= max_norm < math.inf):
         raise UsageError(f"max_norm must be a finite number of radians from 0.001 on, or None; not {max_norm!r}")
-
-
-def _applied(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    alpha: float | Tensor,
-    basis: str,
-    steps: int | None,
-    max_norm: float | None,
-    key_mask: Tensor | None,
-) -> Tensor:
-    dtype = torch.float64 if torch.float64 in (q.dtype, k.dtype, v.dtype) else torch.float32
-    wide_q, wide_k, wide_v = (x if x.dtype == dtype else x.to(dtype) for x in (q, k, v))
-    if key_mask is not None:
-        keep = key_mask[..., None, :, None]
-        wide_q, wide_k, wide_v = (torch.where(keep, x, 0.0) for x in (wide_q, wide_k, wide_v))
-    if q.shape[-2] == 1:  # one token's skew matrix is zero, and only NaN or infinity in it can be told
-        zero = (wide_q - wide_q).sum(-1, keepdim=True) + (wide_k - wide_k).sum(-1, keepdim=True)
-        rows = alpha[:, None, None] if isinstance(alpha, Tensor) and alpha.dim() else alpha
-        out = wide_v + (zero * rows).to(dtype)
-    elif basis == "gram":
-        out = gram_attention(wide_q, wide_k, wide_v, alpha, max_norm)
-    elif basis == "qr":
-        out = qr_attention(wide_q, wide_k, wide_v, alpha, max_norm)
-    else:
-        out = iterated_attention(wide_q, wide_k, wide_v, alpha, max_norm, basis, steps)
-    out = out if out.dtype == v.dtype else out.to(v.dtype)
-    return out if key_mask is None else torch.where(keep, out, v)
 
 
 def check_inputs(q: Tensor, k: Tensor, v: Tensor, alpha: float | Tensor, key_mask: Tensor | None) -> None:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from zoo.errors import UsageError
-from zoo.ops._basis import exp_minus_one, iterated_basis, qr_basis, reduced
+from zoo.ops._basis import basis_of, exp_minus_one, reduced
 from zoo.ops._gram import rotation_factors, scale
 from zoo.ops._modes import full_precision
 from zoo.ops.orthogonal import check_basis, check_inputs
@@ -59,7 +59,7 @@ def orthogonality_error(
         if basis == "gram":
             tall, core = rotation_factors(q, k, alpha, max_norm)
         else:
-            tall = qr_basis(q, k) if basis == "qr" else iterated_basis(q, k, basis, steps)
+            tall = basis_of(q, k, basis, steps)
             small = reduced(tall, q, k, alpha)
             eye = torch.eye(small.shape[-1], dtype=dtype, device=q.device) + torch.zeros_like(small)
             core = exp_minus_one(small, eye, max_norm).view(*q.shape[:-2], *small.shape[-2:])
@@ -84,7 +84,7 @@ def orthogonality_bound(
     check_inputs(q, k, q, alpha, None)
     with full_precision(q.device):
         q, k = _wide(q), _wide(k)
-        b = qr_basis(q, k) if basis == "qr" else iterated_basis(q, k, basis, steps)
+        b = basis_of(q, k, basis, steps)
         gram = b.mT @ b
         squared = _largest(gram).clamp_min(1.0)
         defect = _largest(gram @ gram - gram)
