@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from zoo.data import batch_of_step, random_shift
+from zoo.data.arrays import steps_per_epoch
 
 
 def epoch(number, total=103, batch_size=10, **options):
@@ -33,6 +35,32 @@ def test_processes_share_a_batch():
     for batch, one, two in zip(epoch(0), epoch(0, rank=0, world=2), epoch(0, rank=1, world=2), strict=True):
         assert set(one.tolist()).isdisjoint(two.tolist())
         assert set(batch.tolist()) == {*one.tolist(), *two.tolist()}
+
+
+def test_repeats_follow_one_another_and_lengthen_the_epoch():
+    steps = steps_per_epoch(103, 10, 3)
+    assert steps == 30
+    batches = [batch_of_step(103, 10, 2 * steps + i, seed=0, repeats=3) for i in range(steps)]
+    assert {len(batch) for batch in batches} == {10}
+    stream = torch.cat(batches).view(100, 3)
+    assert (stream == stream[:, :1]).all()
+    assert torch.equal(stream[:, 0], torch.cat(epoch(2)))  # the same order, each picture three times
+    assert not torch.equal(batches[0], batch_of_step(103, 10, 3 * steps, seed=0, repeats=3))
+
+
+def test_steps_of_an_epoch():
+    assert steps_per_epoch(50_000, 128, 3) == 1171
+    assert steps_per_epoch(50_000, 128) == 390
+    assert steps_per_epoch(9, 10) == 0
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 4])
+def test_processes_share_a_batch_of_repeats(world):
+    """Picture by picture in turn, so that the copies of one go to different processes."""
+    for step in range(31):
+        whole = batch_of_step(103, 12, step, seed=5, repeats=3)
+        shares = [batch_of_step(103, 12, step, seed=5, repeats=3, rank=rank, world=world) for rank in range(world)]
+        assert torch.equal(torch.stack(shares, 1).flatten(), whole)
 
 
 def test_a_shift_moves_and_loses_nothing_inside():

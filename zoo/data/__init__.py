@@ -7,12 +7,22 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from zoo.data import mnist
+from zoo.data import cifar, mnist
 from zoo.data.arrays import ImageArrays, batch_of_step
 from zoo.data.augment import random_shift
-from zoo.errors import NotFoundError, UsageError
+from zoo.data.imagefolder import Pixels, read_image_folder
+from zoo.errors import DamagedError, NotFoundError, UsageError
 
-__all__ = ["DATASETS", "Dataset", "ImageArrays", "batch_of_step", "open_dataset", "random_shift"]
+__all__ = [
+    "DATASETS",
+    "IMAGE_FOLDER",
+    "Dataset",
+    "ImageArrays",
+    "batch_of_step",
+    "open_dataset",
+    "random_shift",
+    "read_image_folder",
+]
 
 
 @dataclass(frozen=True)
@@ -25,42 +35,68 @@ class Dataset:
 
 
 # By the name that the registry uses.
-DATASETS = {"mnist": Dataset(mnist.HUB_REPOSITORY, mnist.read_folder, mnist.read_hub)}
+DATASETS = {
+    "mnist": Dataset(mnist.HUB_REPOSITORY, mnist.read_folder, mnist.read_hub),
+    **{one.name: Dataset(one.repository, one.read_folder, one.read_hub) for one in (cifar.CIFAR10, cifar.CIFAR100)},
+}
+
+# Before the path of a folder of class folders, in place of a name.
+IMAGE_FOLDER = "imagefolder:"
 
 
 def open_dataset(
-    name: str, split: str, data_dir: str | Path | None = None, *, local_files_only: bool = False
+    name: str,
+    split: str,
+    data_dir: str | Path | None = None,
+    *,
+    local_files_only: bool = False,
+    pixels: Pixels | None = None,
 ) -> ImageArrays:
     """Read a whole image set: from `data_dir`, else from the folder that `ZOO_DATA` names, else from the Hub.
 
+    "imagefolder:DIR" in place of a name reads any folder of class folders, see `zoo.data.imagefolder`; DIR is a path
+    as any other, `data_dir` has no part in it.
+
     Parameters
     ----------
-    name : of the data set, such as "mnist".
+    name : of the data set, such as "mnist", or "imagefolder:DIR".
     split : "train" or "test".
     data_dir : folder of its files, or a folder of such folders.
     local_files_only : take what the Hub's cache holds, fetch nothing.
+    pixels : `Preprocessing.pixels` of the model, which an image folder needs, as its pictures have any size. Sets with
+        a name hold pictures of one size and are given as they are stored.
 
     Raises
     ------
     NotFoundError
         The folder, or the data set in it, is not there, or the Hub cannot give it; the message says both ways.
     DamagedError
-        Its files cannot be read.
+        Its files cannot be read, or are not those of the set.
     UsageError
-        No such data set or split.
+        No such data set or split, or an image folder without `pixels`.
     """
-    if name not in DATASETS:
-        raise UsageError(f"unknown data set {name!r}; the zoo reads {', '.join(DATASETS)}")
     if split not in ("train", "test"):
         raise UsageError(f"unknown split {split!r}; there are train and test")
+    if name.startswith(IMAGE_FOLDER):
+        folder = name.removeprefix(IMAGE_FOLDER)
+        if not folder:
+            raise UsageError(f"{name!r} names no folder; {IMAGE_FOLDER}DIR would be right")
+        if pixels is None:
+            raise UsageError(f"the pictures in {folder} have any size; pass pixels=Preprocessing.of(model).pixels")
+        return read_image_folder(Path(folder).expanduser(), split, pixels)
+    if name not in DATASETS:
+        raise UsageError(f"unknown data set {name!r}; the zoo reads {', '.join(DATASETS)} and {IMAGE_FOLDER}DIR")
     dataset = DATASETS[name]
     named = data_dir or os.environ.get("ZOO_DATA")
     if not named:
         return dataset.from_hub(split, local_files_only)
     root = Path(named).expanduser()
-    if not root.is_dir():
-        raise NotFoundError(
-            f"there is no data folder {root}; name one with --data-dir or ZOO_DATA, or leave both out to fetch"
-            f" {name} from the Hub"
-        )
-    return dataset.from_folder(root, split)
+    try:
+        if root.is_dir():
+            return dataset.from_folder(root, split)
+    except OSError as error:
+        raise DamagedError(f"{error.filename or root} cannot be read ({error.strerror}); see its permissions") from None
+    raise NotFoundError(
+        f"there is no data folder {root}; name one with --data-dir or ZOO_DATA, or leave both out to fetch"
+        f" {name} from the Hub"
+    )

@@ -29,16 +29,26 @@ class ImageArrays:
         return ImageArrays(self.images[:count], self.targets[:count], self.labels)
 
 
-def batch_of_step(total: int, batch_size: int, step: int, *, seed: int, rank: int = 0, world: int = 1) -> Tensor:
+def steps_per_epoch(total: int, batch_size: int, repeats: int = 1) -> int:
+    """How many whole batches one epoch over `total` pictures has, each picture taken `repeats` times; 0 if none."""
+    return total * repeats // batch_size
+
+
+def batch_of_step(
+    total: int, batch_size: int, step: int, *, seed: int, repeats: int = 1, rank: int = 0, world: int = 1
+) -> Tensor:
     """Indices, int64, of the batch that training step `step` (from 0) takes from `total` pictures.
 
-    Each epoch goes through all pictures once, in an order that only `seed` and the epoch decide; the last, partial
-    batch is dropped. A function of its arguments alone, so a resumed training needs no state of a sampler.
-    `batch_size` is that of all processes together: process `rank` of `world` gets every `world`-th index of it.
+    Each epoch goes through all pictures in an order that only `seed` and the epoch decide; the last, partial batch is
+    dropped. With `repeats` above 1 each picture comes that many times in a row, to be augmented differently each time
+    (repeated augmentation, arXiv 1901.09335), so an epoch is as many times longer. A function of its arguments alone,
+    so a resumed training needs no state of a sampler. `batch_size` is that of all processes together: process `rank`
+    of `world` gets every `world`-th index of it.
     """
-    epoch, position = divmod(step, total // batch_size)
+    epoch, position = divmod(step, steps_per_epoch(total, batch_size, repeats))
     begin = position * batch_size
-    return _order(total, seed, epoch)[begin : begin + batch_size][rank::world]
+    places = torch.arange(begin + rank, begin + batch_size, world)
+    return _order(total, seed, epoch)[places // repeats]
 
 
 @functools.lru_cache(maxsize=2)

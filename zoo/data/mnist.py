@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import io
 import zlib
 from pathlib import Path
 
@@ -11,12 +10,13 @@ import numpy as np
 import torch
 
 from zoo import hub
+from zoo.data import parquet
 from zoo.data.arrays import ImageArrays
-from zoo.data.images import open_image
-from zoo.errors import DamagedError, NotFoundError, ZooError, one_line
+from zoo.errors import DamagedError, NotFoundError, ZooError
 
 HUB_REPOSITORY = "ylecun/mnist"
 LABELS = tuple("0123456789")
+_LAYOUT = parquet.Layout(title="MNIST", picture="image", label="label", shape=(1, 28, 28), labels=LABELS)
 _PREFIX = {"train": "train", "test": "t10k"}
 
 
@@ -48,9 +48,6 @@ def read_hub(split: str, local_files_only: bool = False) -> ImageArrays:
     DamagedError
         The file is no Parquet file, or not that of MNIST.
     """
-    import pyarrow
-    import pyarrow.parquet
-
     try:
         path = hub.fetch(
             HUB_REPOSITORY,
@@ -62,15 +59,7 @@ def read_hub(split: str, local_files_only: bool = False) -> ImageArrays:
         raise type(error)(
             f"MNIST is not at hand: {error}; or name a folder of its IDX files with --data-dir or ZOO_DATA"
         ) from None
-    try:
-        table = pyarrow.parquet.read_table(path, columns=["image", "label"])
-        rows, labels = table["image"].to_pylist(), table["label"].to_pylist()
-    except (pyarrow.ArrowException, KeyError, OSError) as error:
-        reason = one_line(error)[:200]
-        raise DamagedError(f"{path} is not MNIST's Parquet file ({reason}); delete it and fetch it again") from None
-    pictures = [np.asarray(open_image(io.BytesIO(row["bytes"]))) for row in rows]
-    targets = torch.tensor(labels, dtype=torch.int64)
-    return ImageArrays(torch.from_numpy(np.stack(pictures)).unsqueeze(1), targets, LABELS)
+    return parquet.read([path], _LAYOUT)
 
 
 def _find(root: Path, *stems: str) -> Path:
