@@ -66,6 +66,27 @@ def polar(x: Tensor, method: str = "newton-schulz", steps: int | None = None, *,
     return x
 
 
+def newton_schulz(
+    x: Tensor,
+    *,
+    steps: int = 1,
+    coefficients: tuple[float, float, float] = (3.4445, -4.7750, 2.0315),
+    eps: float = 1e-6,
+) -> Tensor:
+    """Algorithm 1 of arXiv 2609.27735 on M = x^T, as it is written there and in x's own precision.
+
+    x: (..., tokens, head_dim) -> the same shape and dtype.
+    """
+    a, b, c = coefficients
+    m = x.mT
+    r = torch.linalg.matrix_norm(m, keepdim=True)
+    z = m / r.clamp_min(eps)
+    for _ in range(steps):
+        gram = z @ z.mT
+        z = a * z + (b * gram + c * (gram @ gram)) @ z
+    return (r * z / torch.linalg.matrix_norm(z, keepdim=True).clamp_min(eps)).mT
+
+
 def matrix_exp(x: Tensor) -> Tensor:
     """exp(x), x: (..., n, n); in float32 or better, because torch's is wrong in half precision."""
     return torch.linalg.matrix_exp(x.to(torch.promote_types(x.dtype, torch.float32))).to(x.dtype)
