@@ -68,6 +68,7 @@ def _print_json(document: Any) -> None:
 
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 _DEVICE = click.option("--device", default="cpu", show_default=True, help="cpu, cuda, cuda:N or mps.")
+_DATA = click.option("--data", metavar="SET", help="Another data set: a name, or imagefolder:DIR of class folders.")
 _DATA_DIR = click.option(
     "--data-dir", type=click.Path(), help="Folder of the data set; else ZOO_DATA, else it is fetched from the Hub."
 )
@@ -171,6 +172,9 @@ def predict(name: str, files: tuple[str, ...], top: int | None, device: str, as_
 @click.option("--precision", type=click.Choice(["no", "bf16", "fp16"]), help="Else as the recipe says.")
 @click.option("--resume", is_flag=True, help="Go on from the checkpoint in the folder.")
 @click.option("--overwrite", is_flag=True, help="Discard what is in the folder.")
+@click.option("--recipe", metavar="NAME", help="Another recipe than the entry's.")
+@_DATA
+@click.option("--init", metavar="NAME", help="Start from these weights: an entry, a folder, or hf-hub:org/name.")
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Change the recipe or the architecture.")
 @click.option("--stop-after", type=click.IntRange(min=1), metavar="STEPS", help="Stop early and leave a checkpoint.")
 @_JSON
@@ -182,6 +186,9 @@ def train(
     precision: str | None,
     resume: bool,
     overwrite: bool,
+    recipe: str | None,
+    data: str | None,
+    init: str | None,
     settings: tuple[str, ...],
     stop_after: int | None,
     as_json: bool,
@@ -197,6 +204,9 @@ def train(
         precision=precision,
         resume=resume,
         overwrite=overwrite,
+        recipe=recipe,
+        data=data,
+        init=init,
         settings=_settings(settings),
         stop_after=stop_after,
         progress=True,
@@ -213,14 +223,15 @@ def train(
 @main.command("eval")
 @click.argument("name")
 @click.option("--batch", type=click.IntRange(min=1), default=256, show_default=True, help="Pictures at a time.")
+@_DATA
 @_DATA_DIR
 @_DEVICE
 @_JSON
-def eval_(name: str, batch: int, data_dir: str | None, device: str, as_json: bool) -> None:
+def eval_(name: str, batch: int, data: str | None, data_dir: str | None, device: str, as_json: bool) -> None:
     """Recompute the figure of the model NAME on its test set, from weights and data."""
     from zoo import training
 
-    figures = training.evaluate_named(name, batch_size=batch, data_dir=data_dir, device=device).to_dict()
+    figures = training.evaluate_named(name, batch_size=batch, data_dir=data_dir, device=device, data=data).to_dict()
     if as_json:
         _print_json(figures)
     else:
@@ -286,20 +297,24 @@ def _samples(model: Any, data_dir: str | None) -> Any:
 @main.command()
 @click.argument("names", nargs=-1, metavar="[NAME]...")
 @_DEVICE
-@click.option("--batch-size", type=int, default=1, show_default=True, help="Pictures a call.")
+@click.option("--protocol", default="turns", show_default=True, help="turns, or paper: arXiv 2609.27735, table 3.")
+@click.option("--batch", "--batch-size", "batch_size", type=int, help="Pictures a call.  [default: 1; paper 128]")
 @click.option("--backend", "backends", multiple=True, help="eager or onnxruntime; again for both.  [default: both]")
-@click.option("--repeats", type=int, default=50, show_default=True, help="Rounds that are measured.")
-@click.option("--warmup", type=int, default=10, show_default=True, help="Rounds before them that are not.")
+@click.option("--rounds", type=int, help="Rounds of the protocol paper.  [default: 3]")
+@click.option("--repeats", type=int, help="Calls of each that are measured, in each round.  [default: 50; paper 200]")
+@click.option("--warmup", type=int, help="Calls before them that are not.  [default: 10; paper 50]")
 @click.option("--threads", type=int, help="Of torch and ONNX Runtime alike.  [default: torch's]")
 @click.option("--twin/--no-twin", default=True, help="Time the same network with standard attention beside it.")
 @_JSON
 def bench(
     names: tuple[str, ...],
     device: str,
-    batch_size: int,
+    protocol: str,
+    batch_size: int | None,
     backends: tuple[str, ...],
-    repeats: int,
-    warmup: int,
+    rounds: int | None,
+    repeats: int | None,
+    warmup: int | None,
     threads: int | None,
     twin: bool,
     as_json: bool,
@@ -312,7 +327,9 @@ def bench(
     report = run(
         chosen,
         device=device,
+        protocol=protocol,
         batch_size=batch_size,
+        rounds=rounds,
         repeats=repeats,
         warmup=warmup,
         threads=threads,

@@ -58,10 +58,11 @@ class Weights(_Facts, frozen=True):
 
 
 class Claim(_Facts, frozen=True):
-    """A figure of the source, and where it stands there."""
+    """A figure of the source, where it stands there, and the recipe here that is the source's own."""
 
     source: str
     figure: str | float
+    recipe: str | None = None
 
 
 class Measured(_Facts, frozen=True):

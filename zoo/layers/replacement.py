@@ -100,7 +100,7 @@ def _replacement(name: str, old: Any, arguments: dict[str, Any]) -> OrthogonalSe
             "attn_drop": old.attn_drop.p,
         }
         own = {"proj_drop": old.proj_drop.p}
-    elif _is_of_transformers(old):
+    elif is_of_transformers(old):
         inputs, output, heads = [old.q_proj, old.k_proj, old.v_proj], old.o_proj, old.num_attention_heads
         useless = {"attention_dropout": getattr(old, "attention_dropout", None)}
         own = {"config": old.config}
@@ -126,9 +126,12 @@ def _replacement(name: str, old: Any, arguments: dict[str, Any]) -> OrthogonalSe
     return kind(dim, heads, **place, **{**own, **arguments})
 
 
-def _is_of_transformers(module: nn.Module) -> bool:
-    """By its parts and by its call, which leave no room for rotary positions, a cache, or other tokens to look at."""
-    children = dict(module.named_children())
+def is_of_transformers(module: nn.Module, extra: str = "") -> bool:
+    """By its parts and by its call, which leave no room for rotary positions, a cache, or other tokens to look at.
+
+    `extra` is a child that may be there beside the four projections.
+    """
+    children = {name: child for name, child in module.named_children() if name != extra}
     return (
         children.keys() == {"q_proj", "k_proj", "v_proj", "o_proj"}
         and all(isinstance(child, nn.Linear) for child in children.values())

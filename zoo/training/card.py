@@ -18,7 +18,7 @@ def card(results: dict[str, Any]) -> str:
     top1 = f"{results['top1']:.2f} % ({results['correct']} of {results['total']})"
     settings = ", ".join(f"{key} {value}" for key, value in results["recipe"].items())
     metadata = yaml.safe_dump(_metadata(entry, results), sort_keys=False)
-    paper = f"The source's figure: {entry.paper.figure} ({entry.paper.source}).\n\n" if entry.paper else ""
+    paper = _paper(entry) if results["dataset"] == entry.dataset else ""
     return f"""---
 {metadata}---
 # {name}
@@ -42,22 +42,35 @@ zoo.predict(model, "picture.png")  # [(label, probability), ...]
 
 ## Training
 
-`{results["trained_by"]}`: recipe `{entry.recipe}` ({settings}).
+`{results["trained_by"]}`: recipe `{results["recipe_name"]}` ({settings}).
 {results["steps"]} steps in {results["training_seconds"]:.0f} s, with torch {environment["torch"]},
 timm {environment["timm"]}, on {environment["device"]} ({environment["threads"]} CPU threads).
 The log is in `log.jsonl`, all figures in `results.json`.
 """
 
 
+def _paper(entry: registry.Entry) -> str:
+    """The source's figure, and its recipe where it is another one than the entry's."""
+    if entry.paper is None:
+        return ""
+    figure = f"The source's figure: {entry.paper.figure} ({entry.paper.source})."
+    if entry.paper.recipe in (None, entry.recipe):
+        return f"{figure}\n\n"
+    command = f"zoo train {entry.name} --recipe {entry.paper.recipe}"
+    return f"{figure}\nIts recipe is `{command}`, which has not been run yet; the figure above is not comparable with it.\n\n"
+
+
 def _metadata(entry: registry.Entry, results: dict[str, Any]) -> dict[str, Any]:
     """What the Hub reads at the head of a card, in its own schema."""
-    dataset = {"name": results["dataset"], "type": DATASETS[results["dataset"]].repository, "split": results["split"]}
+    known = DATASETS.get(results["dataset"])
+    kind = known.repository if known is not None else "imagefolder"
+    dataset = {"name": results["dataset"], "type": kind, "split": results["split"]}
     return {
         **({"license": entry.license} if entry.license else {}),
         "library_name": "timm",
         "pipeline_tag": entry.task,
         "tags": ["attention-zoo", entry.mechanism],
-        "datasets": [dataset["type"]],
+        **({"datasets": [kind]} if known is not None else {}),
         "metrics": ["accuracy"],
         "model-index": [
             {

@@ -13,7 +13,10 @@ from zoo.files import atomic
 
 FILE = "checkpoint.pt"
 KEYS = frozenset(
-    ("name", "recipe", "model_args", "processes", "step", "seconds", "model", "optimizer", "schedule", "scaler")
+    (
+        *("name", "data", "init", "recipe_name", "recipe", "model_args", "processes"),
+        *("step", "seconds", "model", "optimizer", "schedule", "scaler"),
+    )
 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -63,12 +64,27 @@ def evaluate_named(
     batch_size: int = 256,
     data_dir: str | Path | None = None,
     device: str = "cpu",
+    data: str | None = None,
 ) -> Evaluation:
-    """Load `name` (registry name, folder or Hub id) and evaluate it on its data set's test split."""
+    """Load `name` (registry name, folder or Hub id) and evaluate it on the test split of `data`, else of its own set.
+
+    UsageError where the data have other classes than the model.
+    """
     if batch_size < 1:
         raise UsageError(f"the batch size has to be 1 or more, got {batch_size}")
     model = load(name, device=device)
-    dataset = facts(model).get("dataset")
+    dataset = data or facts(model).get("dataset")
     if dataset is None:
-        raise UsageError(f"nothing says on which data set {name} is to be evaluated")
-    return evaluate(model, open_dataset(dataset, "test", data_dir), batch_size=batch_size)
+        raise UsageError(f"nothing says on which data set {name} is to be evaluated; name it with --data")
+    arrays = open_dataset(dataset, "test", data_dir, pixels=Preprocessing.of(model).pixels)
+    named = facts(model).get("label_names")
+    if len(arrays.labels) != model.num_classes or (data and named and tuple(named) != arrays.labels):
+        raise UsageError(
+            f"{name} knows {model.num_classes} classes{_some(named)}, {dataset} has {len(arrays.labels)}"
+            f"{_some(arrays.labels)}; train on it first: zoo train --data {dataset} --init {name}"
+        )
+    return evaluate(model, arrays, batch_size=batch_size)
+
+
+def _some(labels: Sequence[str] | None) -> str:
+    return f" ({', '.join(labels[:3])}{', ...' if len(labels) > 3 else ''})" if labels else ""

@@ -10,6 +10,7 @@ import msgspec
 
 from zoo.errors import NotFoundError, UsageError
 from zoo.training import checkpoint, result
+from zoo.training.material import Job
 from zoo.training.recipes import Recipe, override
 
 
@@ -51,12 +52,19 @@ def clear(folder: Path, *, keep: bool) -> None:
         raise UsageError(f"cannot write to the folder {folder} ({error.strerror}); choose another: --output") from None
 
 
-def settings_of(
-    state: Mapping[str, Any], name: str, given: Mapping[str, Any], processes: int, folder: Path
-) -> tuple[Recipe, dict[str, Any]]:
-    """The recipe and the arguments of the architecture that a checkpoint was made with.
+def job_of(
+    state: Mapping[str, Any],
+    name: str,
+    given: Mapping[str, Any],
+    asked: Mapping[str, str | None],
+    processes: int,
+    folder: Path,
+    data_dir: str | Path | None,
+) -> Job:
+    """The training that a checkpoint was made by.
 
-    `given` are the settings named on resuming: they may repeat those of the checkpoint, not contradict them.
+    `given` are the settings named on resuming, `asked` what else was named, None where nothing was: they may repeat
+    what the checkpoint says, not contradict it.
     """
     recipe = msgspec.convert(state["recipe"], Recipe)
     model_args = dict(state["model_args"])
@@ -64,11 +72,12 @@ def settings_of(
     wanted = {**model_args, **given}
     wanted |= msgspec.to_builtins(override(recipe, fields))  # texts as the numbers they mean
     found = {**msgspec.to_builtins(recipe), **model_args, "name": state["name"], "processes": state["processes"]}
-    wanted |= {"name": name, "processes": processes}
+    found |= {key: state[key] for key in asked}
+    wanted |= {"name": name, "processes": processes} | {key: value for key, value in asked.items() if value is not None}
     changed = [f"{key} {found.get(key)}, not {wanted[key]}" for key in wanted if wanted[key] != found.get(key)]
     if changed:
         raise UsageError(
             f"the checkpoint in {folder} belongs to another training ({', '.join(changed)}); resume it as it was,"
             " or start anew with --overwrite"
         )
-    return recipe, model_args
+    return Job(name, recipe, state["recipe_name"], model_args, folder, data_dir, state["data"], state["init"])

@@ -11,34 +11,111 @@ from zoo.errors import NotFoundError, UsageError
 
 Count = Annotated[int, msgspec.Meta(ge=1)]
 Share = Annotated[float, msgspec.Meta(ge=0, lt=1)]
+Probability = Annotated[float, msgspec.Meta(ge=0, le=1)]
+NotNegative = Annotated[float, msgspec.Meta(ge=0)]
+Whole = Annotated[int, msgspec.Meta(ge=0)]
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 
 
 class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """AdamW on a one-cycle schedule (linear-cosine of `torch.optim.lr_scheduler.OneCycleLR`), stepped once a batch.
+    """AdamW, its rate stepped once a batch.
 
-    `batch_size` is that of all processes together. `warmup` is the share of the steps in which the rate rises to `lr`.
-    `clip` bounds the gradient's norm. `shift` moves every picture by up to that many pixels. `samples` uses the first
-    pictures of the training set only. `log_every`, `save_every` are steps.
+    Optimiser: `batch_size` is that of all processes together. `schedule` is "one-cycle" (linear-cosine of
+    `torch.optim.lr_scheduler.OneCycleLR`) or "warm-up-cosine" (linearly from 1e-6 to `lr`, by a cosine back to 1e-6);
+    `warmup` is the share of the steps in which the rate rises. `decay_all`: weight decay on every parameter, else on
+    the matrices that the model does not spare. `clip` bounds the gradient's norm.
+
+    Augmentation, in this order: `repeats` takes each picture so many times in a row, `flip` mirrors half of them,
+    `shift` moves each by up to that many pixels, `auto_augment` is AutoAugment's policy for CIFAR-10, `erasing` the
+    probability of random erasing; `mixup` and `cutmix` are the alphas of the two, of which one happens with
+    `mix_probability` a batch; `label_smoothing`. `drop_path` is the model's rate, None the model's own.
+
+    `samples` uses the first pictures of the training set only, `holdout` leaves its last ones out and tests on them.
+    `fused_attention` off computes attention as two products and a softmax, whose backward is faster on a CPU.
+    `compile` hands the model to `torch.compile`. `log_every`, `save_every` are steps, `test_every` epochs. `storage` is
+    the type of the published weights; figures are measured on them as they are stored.
     """
 
     epochs: Count
     batch_size: Count = 128
     lr: Positive = 1e-3
+    schedule: Literal["one-cycle", "warm-up-cosine"] = "one-cycle"
     warmup: Share = 0.3
-    weight_decay: Annotated[float, msgspec.Meta(ge=0)] = 0.05
+    weight_decay: NotNegative = 0.05
+    decay_all: bool = False
     clip: Positive | None = 1.0
+    repeats: Count = 1
+    flip: bool = False
+    shift: Whole = 0
+    auto_augment: bool = False
+    erasing: Probability = 0.0
+    mixup: NotNegative = 0.0
+    cutmix: NotNegative = 0.0
+    mix_probability: Probability = 0.5
     label_smoothing: Share = 0.0
-    shift: Annotated[int, msgspec.Meta(ge=0)] = 0
+    drop_path: Share | None = None
     samples: Count | None = None
+    holdout: Whole = 0
+    fused_attention: bool = True
+    compile: bool = False
     precision: Literal["no", "bf16", "fp16"] = "no"
     seed: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 0
     log_every: Count = 50
     save_every: Count = 500
+    test_every: Count = 1
+    storage: Literal["float32", "float16"] = "float32"
 
 
 RECIPES = {
     "mnist": Recipe(epochs=16, lr=1e-3, warmup=0.1, shift=1),
+    # Every number of arXiv 2609.27735 and of the code it follows, arXiv 2112.13492.
+    "ns-cifar": Recipe(
+        epochs=100,
+        schedule="warm-up-cosine",
+        warmup=0.1,
+        decay_all=True,
+        clip=None,
+        repeats=3,
+        flip=True,
+        shift=4,
+        auto_augment=True,
+        erasing=0.25,
+        mixup=1.0,
+        cutmix=1.0,
+        label_smoothing=0.1,
+        drop_path=0.1,
+        storage="float16",
+    ),
+    # What two CPU cores do in some twenty minutes.
+    "cifar-cpu": Recipe(
+        epochs=8,
+        warmup=0.2,
+        flip=True,
+        shift=4,
+        label_smoothing=0.1,
+        drop_path=0.0,
+        fused_attention=False,
+        precision="bf16",
+        test_every=4,
+        storage="float16",
+    ),
+    "test-cifar": Recipe(
+        epochs=1,
+        batch_size=32,
+        lr=2e-3,
+        repeats=2,
+        flip=True,
+        shift=4,
+        auto_augment=True,
+        erasing=0.25,
+        mixup=1.0,
+        cutmix=1.0,
+        label_smoothing=0.1,
+        samples=160,
+        log_every=2,
+        save_every=4,
+        storage="float16",
+    ),
     "test-mnist": Recipe(epochs=1, batch_size=32, lr=2e-3, shift=1, samples=320, log_every=2, save_every=4),
 }
 

@@ -25,39 +25,31 @@ from zoo.models._build import OWN_FACTS
 from zoo.training import recipes
 from zoo.training.card import card
 from zoo.training.evaluate import evaluate
-from zoo.training.recipes import Recipe
+from zoo.training.material import Job
 
 FILE = "results.json"
 FILES = (hub.WEIGHTS_FILE, "config.json", "README.md", FILE, "log.jsonl")
 
 
-def write(
-    folder: Path,
-    model: nn.Module,
-    name: str,
-    recipe: Recipe,
-    model_args: dict[str, Any],
-    dataset: str,
-    test: ImageArrays,
-    steps: int,
-    seconds: float,
-    device: str,
-) -> None:
+def write(job: Job, model: nn.Module, test: ImageArrays, *, steps: int, seconds: float, device: str) -> None:
     """Write the finished folder. `results.json` comes last and is measured on the model as it is read back."""
-    save_weights(model, folder / hub.WEIGHTS_FILE)
+    folder, recipe = job.folder, job.recipe
+    save_weights(model, folder / hub.WEIGHTS_FILE, getattr(torch, recipe.storage))
     save_config(model, folder / "config.json")
     figures = evaluate(load(str(folder.resolve())), test)
+    data = [] if job.data is None else ["--data", job.data]
     document = {
-        "name": name,
-        "dataset": dataset,
-        "split": "test",
+        "name": job.name,
+        "dataset": job.dataset,
+        "split": "held-out training pictures" if recipe.holdout else "test",
         **figures.to_dict(),
-        "command": f"zoo eval {folder}",
-        "trained_by": training_command(name, recipe, model_args),
+        "command": shlex.join(["zoo", "eval", str(folder), *data]),
+        "trained_by": training_command(job),
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "sha256": hub.sha256_of(folder / hub.WEIGHTS_FILE),
         "bytes": (folder / hub.WEIGHTS_FILE).stat().st_size,
-        "model_args": model_args,
+        "model_args": job.model_args,
+        "recipe_name": job.recipe_name,
         "recipe": msgspec.to_builtins(recipe),
         "steps": steps,
         "training_seconds": round(seconds, 1),
@@ -74,11 +66,17 @@ def write(
     write_json(folder / FILE, document)
 
 
-def training_command(name: str, recipe: Recipe, model_args: dict[str, Any]) -> str:
-    """The command that trains this again: the entry's recipe, and every setting that differs from it."""
-    usual = msgspec.to_builtins(recipes.recipe(registry.get(name).recipe))
-    changed = {key: value for key, value in msgspec.to_builtins(recipe).items() if value != usual[key]} | model_args
-    return shlex.join(["zoo", "train", name, *(f"--set={key}={json.dumps(changed[key])}" for key in changed)])
+def training_command(job: Job) -> str:
+    """The command that trains this again: recipe, data and start where they are not the entry's, and every setting."""
+    usual = msgspec.to_builtins(recipes.recipe(job.recipe_name))
+    changed = {key: value for key, value in msgspec.to_builtins(job.recipe).items() if value != usual[key]}
+    changed |= job.model_args
+    other = job.recipe_name if job.recipe_name != registry.get(job.name).recipe else None
+    options = {"--recipe": other, "--data": job.data, "--init": job.init}
+    words = [word for key, value in options.items() if value is not None for word in (key, value)]
+    return shlex.join(
+        ["zoo", "train", job.name, *words, *(f"--set={key}={json.dumps(changed[key])}" for key in changed)]
+    )
 
 
 def read(folder: Path) -> dict[str, Any]:
@@ -89,10 +87,13 @@ def read(folder: Path) -> dict[str, Any]:
         raise DamagedError(f"{folder / FILE} cannot be read: {error}") from None
 
 
-def save_weights(model: nn.Module, path: Path) -> None:
-    """Write the state dict as safetensors, atomically, with the metadata that other loaders look for."""
+def save_weights(model: nn.Module, path: Path, dtype: torch.dtype = torch.float32) -> None:
+    """Write the state dict as safetensors in `dtype`, atomically, with the metadata that other loaders look for."""
     metadata = {"format": "pt", "zoo_version": zoo.__version__}
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+    tensors = {
+        name: tensor.detach().to("cpu", dtype if tensor.is_floating_point() else tensor.dtype).contiguous()
+        for name, tensor in model.state_dict().items()
+    }
     with atomic(path) as temporary:
         safetensors.torch.save_file(tensors, temporary, metadata=metadata)
 

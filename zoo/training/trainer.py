@@ -10,28 +10,30 @@ import math
 import shlex
 import sys
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 import torch
 from accelerate import Accelerator
-from timm.optim import param_groups_weight_decay
 from torch import Tensor, nn
 
 from zoo import registry
-from zoo.data import batch_of_step, open_dataset, random_shift
+from zoo.data import batch_of_step
+from zoo.data.arrays import steps_per_epoch
 from zoo.data.preprocessing import Preprocessing
 from zoo.errors import DamagedError, DivergedError, InterruptedRun, UsageError
-from zoo.loading import load, resolve_device
+from zoo.loading import resolve_device
 from zoo.training import checkpoint, recipes, result
+from zoo.training.augmentation import augmented
 from zoo.training.evaluate import evaluate
-from zoo.training.folder import clear, inspect, settings_of
+from zoo.training.folder import clear, inspect, job_of
 from zoo.training.log import Log
+from zoo.training.material import Job, model_and_data
+from zoo.training.optimisation import optimizer_of, schedule_of
 from zoo.training.process import StopSignal, accelerator_on, progress_bar, world_size
-from zoo.training.recipes import Recipe
+from zoo.training.recipes import RECIPES, Recipe
 
 
 def train(
@@ -43,6 +45,9 @@ def train(
     precision: str | None = None,
     resume: bool = False,
     overwrite: bool = False,
+    recipe: str | None = None,
+    data: str | None = None,
+    init: str | None = None,
     settings: Mapping[str, Any] | None = None,
     stop_after: int | None = None,
     progress: bool = False,
@@ -57,6 +62,11 @@ def train(
     precision : "no", "bf16" or "fp16"; None as the recipe says.
     resume : go on from the checkpoint in `output`, with the settings it was made with.
     overwrite : discard what is there.
+    recipe : another recipe than the entry's, by its name.
+    data : another data set than the entry's: a name, or "imagefolder:DIR" for any folder of class folders. The head
+        gets as many classes as the data have.
+    init : whose weights to start from, as `zoo.load` takes it: an entry, a folder or a Hub id of the same
+        architecture or its twin. A head of another number of classes starts anew.
     settings : fields of the recipe, or arguments of the architecture, to change.
     stop_after : stop after that many steps in all and leave a checkpoint, as if interrupted.
     progress : show a bar on stderr.
@@ -75,20 +85,23 @@ def train(
         Ctrl-C, SIGTERM or `stop_after`; the state is saved.
     """
     entry = registry.get(name)
-    if entry.dataset is None:
-        raise UsageError(f"{name} has no data set in the registry, so there is nothing to train it on")
     given = dict(settings or {}) | ({"precision": precision} if precision is not None else {})
     place = resolve_device(device)
     folder = Path(output or Path("runs") / name)
     state = inspect(folder, resume=resume, overwrite=overwrite)
     if state is None:
         known = {key: value for key, value in given.items() if key in Recipe.__struct_fields__}
-        recipe = recipes.override(recipes.recipe(entry.recipe), known)
+        chosen = recipe or entry.recipe
+        if chosen is None:
+            raise UsageError(f"{name} has no recipe in the registry; name one with --recipe: {', '.join(RECIPES)}")
+        values = recipes.override(recipes.recipe(chosen), known)
         model_args = {key: value for key, value in given.items() if key not in known}
+        job = Job(name, values, chosen, model_args, folder, data_dir, data, init)
     else:
-        recipe, model_args = settings_of(state, name, given, world_size(), folder)
-    with accelerator_on(place, recipe.precision) as accelerator:
-        run = _Run(_Job(name, entry.dataset, recipe, model_args, folder, data_dir), accelerator)
+        asked = {"recipe_name": recipe, "data": data, "init": init}
+        job = job_of(state, name, given, asked, world_size(), folder, data_dir)
+    with accelerator_on(place, job.recipe.precision) as accelerator:
+        run = _Run(job, accelerator)
         if accelerator.is_main_process:
             clear(folder, keep=state is not None)
         accelerator.wait_for_everyone()
@@ -99,42 +112,25 @@ def train(
     return result.read(folder)
 
 
-@dataclass(frozen=True)
-class _Job:
-    """What is trained, on what, how, and where to."""
-
-    name: str
-    dataset: str
-    recipe: Recipe
-    model_args: dict[str, Any]
-    folder: Path
-    data_dir: str | Path | None
-
-
 class _Run:
     """One training in one process: model, optimiser, schedule, data, and how far it is."""
 
-    def __init__(self, job: _Job, accelerator: Accelerator) -> None:
+    def __init__(self, job: Job, accelerator: Accelerator) -> None:
         self.job, self.accelerator, recipe = job, accelerator, job.recipe
-        torch.manual_seed(recipe.seed)
-        self.bare = load(job.name, pretrained=False, **job.model_args).train()
+        self.bare, data, self.test = model_and_data(job)
         self.preprocessing = Preprocessing.of(self.bare)
-        data = open_dataset(job.dataset, "train", job.data_dir)
-        self.data = data.first(recipe.samples or len(data)).to(accelerator.device)
-        self.test = open_dataset(job.dataset, "test", job.data_dir)
-        self.epoch_steps = len(self.data) // recipe.batch_size
+        self.data = data.to(accelerator.device)
+        self.epoch_steps = steps_per_epoch(len(self.data), recipe.batch_size, recipe.repeats)
         if not self.epoch_steps:
             raise UsageError(f"batch_size {recipe.batch_size} is more than the {len(self.data)} training pictures")
         if recipe.batch_size % accelerator.num_processes:
             raise UsageError(f"batch_size {recipe.batch_size} is no multiple of {accelerator.num_processes} processes")
         self.total = recipe.epochs * self.epoch_steps
-        spared = cast(Callable[[], set[str]], self.bare.no_weight_decay)()
-        groups = param_groups_weight_decay(self.bare, recipe.weight_decay, no_weight_decay_list=spared)
-        self.optimizer = torch.optim.AdamW(groups, lr=recipe.lr, fused=True)
-        self.schedule = torch.optim.lr_scheduler.OneCycleLR(
-            self.optimizer, recipe.lr, total_steps=self.total, pct_start=recipe.warmup, cycle_momentum=False
-        )
+        self.optimizer = optimizer_of(self.bare, recipe)
+        self.schedule = schedule_of(self.optimizer, recipe, self.total)
         self.model, self.prepared = accelerator.prepare(self.bare, self.optimizer)
+        if recipe.compile:
+            self.model = torch.compile(self.model)
         self.step, self.seconds = 0, 0.0
         self._losses: list[Tensor] = []
         self._mark = 0, 0.0  # step and time of the last report
@@ -153,6 +149,9 @@ class _Run:
         scaler = self.accelerator.scaler
         return {
             "name": self.job.name,
+            "data": self.job.data,
+            "init": self.job.init,
+            "recipe_name": self.job.recipe_name,
             "recipe": msgspec.to_builtins(self.job.recipe),
             "model_args": self.job.model_args,
             "processes": self.accelerator.num_processes,
@@ -183,7 +182,7 @@ class _Run:
                 epoch_ends = self.step % self.epoch_steps == 0
                 if epoch_ends or self.step % job.recipe.log_every == 0:
                     self._report_loss(log, bar, rate)
-                if epoch_ends:
+                if epoch_ends and self.step // self.epoch_steps % job.recipe.test_every == 0:
                     self._report_test(log, bar)
                 stopping = stop.arrived() or self.step >= (stop_after or self.total)
                 if stopping or epoch_ends or self.step % job.recipe.save_every == 0:
@@ -196,18 +195,7 @@ class _Run:
                     )
         if main:
             device = str(self.accelerator.device)
-            result.write(
-                job.folder,
-                self.bare,
-                job.name,
-                job.recipe,
-                job.model_args,
-                job.dataset,
-                self.test,
-                self.total,
-                self.seconds,
-                device,
-            )
+            result.write(job, self.bare, self.test, steps=self.total, seconds=self.seconds, device=device)
             checkpoint.discard(job.folder)
 
     def _update(self) -> Tensor:
@@ -216,11 +204,25 @@ class _Run:
         draw = (recipe.seed << 40) + self.step * world + rank
         torch.manual_seed(draw)
         index = batch_of_step(
-            len(self.data), recipe.batch_size, self.step, seed=recipe.seed, rank=rank, world=world
+            len(self.data),
+            recipe.batch_size,
+            self.step,
+            seed=recipe.seed,
+            repeats=recipe.repeats,
+            rank=rank,
+            world=world,
         ).to(self.data.images.device)
-        images = random_shift(self.data.images[index], recipe.shift, torch.Generator().manual_seed(draw))
-        logits = self.model(self.preprocessing.normalize(images)).float()
-        loss = nn.functional.cross_entropy(logits, self.data.targets[index], label_smoothing=recipe.label_smoothing)
+        images, targets = augmented(
+            self.data.images[index],
+            self.data.targets[index],
+            len(self.data.labels),
+            recipe,
+            self.preprocessing,
+            torch.Generator().manual_seed(draw),
+        )
+        # Soft targets are smoothed already.
+        smoothing = 0.0 if targets.is_floating_point() else recipe.label_smoothing
+        loss = nn.functional.cross_entropy(self.model(images).float(), targets, label_smoothing=smoothing)
         self.accelerator.backward(loss)
         if recipe.clip is not None:
             self.accelerator.clip_grad_norm_(self.model.parameters(), recipe.clip)

@@ -1,0 +1,43 @@
+"""The optimiser of a recipe, and the learning rate of every step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, cast
+
+from timm.optim import param_groups_weight_decay
+from torch import nn
+from torch.optim import AdamW, Optimizer
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler, OneCycleLR
+
+from zoo.training.recipes import Recipe
+
+# Where "warm-up-cosine" starts and ends.
+LEAST = 1e-6
+
+
+def optimizer_of(model: nn.Module, recipe: Recipe) -> AdamW:
+    """AdamW with the weight decay of `recipe` where it belongs."""
+    groups: list[dict[str, Any]]
+    if recipe.decay_all:
+        groups = [{"params": list(model.parameters()), "weight_decay": recipe.weight_decay}]
+    else:
+        spared = cast(Callable[[], set[str]], model.no_weight_decay)()
+        groups = param_groups_weight_decay(model, recipe.weight_decay, no_weight_decay_list=spared)
+    return AdamW(groups, lr=recipe.lr, fused=True)
+
+
+def schedule_of(optimizer: Optimizer, recipe: Recipe, total: int) -> LRScheduler:
+    """The schedule of `recipe` over `total` steps; it is stepped once a batch."""
+    if recipe.schedule == "one-cycle":
+        return OneCycleLR(optimizer, recipe.lr, total_steps=total, pct_start=recipe.warmup, cycle_momentum=False)
+    rise = recipe.warmup * total
+    least = LEAST / recipe.lr
+
+    def factor(step: int) -> float:
+        if step < rise:
+            return least + (1 - least) * step / rise
+        return least + (1 - least) * 0.5 * (1 + math.cos(math.pi * (step - rise) / (total - rise)))
+
+    return LambdaLR(optimizer, factor)
