@@ -1,11 +1,14 @@
-"""Time every form of orthogonal attention against the literal ones and against softmax attention.
+"""Time every form of orthogonal attention and of the Newton-Schulz transformation against the literal ones.
 
     python scripts/bench_ops.py                      forward passes at 1,024, 4,096 and 16,384 tokens
     python scripts/bench_ops.py --backward           forward and backward at the shapes of two ViTs
     python scripts/bench_ops.py --memory             peak memory at growing numbers of tokens
+    python scripts/bench_ops.py --newton-schulz      the transformation at the shapes of a ViT and of a Swin's first
+                                                     stage, batch 128; with --backward, forward and backward
 
 All forms of a shape take turns in one process, warm; a ratio is the median over the rounds of one form's time over
 the default form's ("gram"), with the quartiles: 3.0 beside "literal qr" says that the default is three times as fast.
+Orthogonal attention is measured beside softmax attention too.
 A form that would need more than `--most-seconds` a call is left out and named.
 """
 
@@ -27,7 +30,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from zoo.bench import environment
 from zoo.bench.protocol import measure, paired_ratio, summarize, synchronizer
 from zoo.loading import resolve_device
-from zoo.ops import naive, orthogonal_attention, skew_norm
+from zoo.ops import naive, newton_schulz, orthogonal_attention, skew_norm
 
 Form = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 DEFAULT = "gram"
@@ -41,8 +44,15 @@ FORMS: dict[str, Form] = {
     "literal newton-schulz": naive.iterated_attention,
     "softmax (sdpa)": lambda q, k, v, alpha: scaled_dot_product_attention(q, k, v),
 }
+NEWTON_SCHULZ: dict[str, Form] = {  # of v alone
+    DEFAULT: lambda q, k, v, alpha: newton_schulz(v),
+    "literal": lambda q, k, v, alpha: naive.newton_schulz(v),
+    "gram, 2 steps": lambda q, k, v, alpha: newton_schulz(v, steps=2),
+    "literal, 2 steps": lambda q, k, v, alpha: naive.newton_schulz(v, steps=2),
+}
 FORWARD = ((1, 6, 1024, 32), (1, 6, 4096, 64), (1, 6, 16384, 64))
 BACKWARD = ((128, 4, 49, 16), (32, 6, 197, 32))
+HEADS = ((128, 12, 65, 16), (2048, 3, 16, 32))
 
 
 def inputs(shape: tuple[int, ...], device: torch.device, backward: bool) -> list[Tensor]:
@@ -63,15 +73,16 @@ def call(form: Form, given: list[Tensor], backward: bool) -> Callable[[], object
 
         return forward
     grad = torch.randn_like(given[2])
-    wanted = given if form is not FORMS["softmax (sdpa)"] else given[:3]
-    return lambda: torch.autograd.grad(form(*given), wanted, grad)
+    return lambda: torch.autograd.grad(form(*given), given, grad, allow_unused=True)
 
 
-def compare(shape: tuple[int, ...], device: torch.device, backward: bool, rounds: int, most: float) -> dict[str, Any]:
+def compare(
+    forms: dict[str, Form], shape: tuple[int, ...], device: torch.device, backward: bool, rounds: int, most: float
+) -> dict[str, Any]:
     """Milliseconds of every form at one shape, and ratios to the default's."""
     given, arms, slow = inputs(shape, device, backward), {}, []
     wait = synchronizer(device) or (lambda: None)
-    for name, form in FORMS.items():
+    for name, form in forms.items():
         arm = call(form, given, backward)
         arm()
         wait()
@@ -138,6 +149,7 @@ def shown(rows: list[dict[str, Any]]) -> str:
 @click.option("--shape", "shapes", multiple=True, help="At BATCH,HEADS,TOKENS,HEAD_DIM; repeatable.")
 @click.option("--backward", is_flag=True, help="Forward and backward.")
 @click.option("--memory", is_flag=True, help="Peak memory in place of time.")
+@click.option("--newton-schulz", "transformation", is_flag=True, help="The Newton-Schulz transformation.")
 @click.option("--device", default="cpu", show_default=True)
 @click.option("--rounds", type=click.IntRange(1), default=15, show_default=True)
 @click.option("--most-seconds", default=20.0, show_default=True)
@@ -148,6 +160,7 @@ def main(
     shapes: tuple[str, ...],
     backward: bool,
     memory: bool,
+    transformation: bool,
     device: str,
     rounds: int,
     most_seconds: float,
@@ -155,6 +168,8 @@ def main(
     probed: str | None,
 ) -> None:
     """Measure and print."""
+    if memory and transformation:
+        raise click.UsageError("--memory measures orthogonal attention: leave out --newton-schulz")
     place = resolve_device(device)
     chosen = [(1, 6, count, 64) for count in tokens]
     for text in shapes:
@@ -174,8 +189,9 @@ def main(
         ]
         text = "\n".join(str(row) for row in document["megabytes"])
     else:
-        usual = BACKWARD if backward else FORWARD
-        rows = [compare(shape, place, backward, rounds, most_seconds) for shape in chosen or usual]
+        forms = NEWTON_SCHULZ if transformation else FORMS
+        usual = HEADS if transformation else BACKWARD if backward else FORWARD
+        rows = [compare(forms, shape, place, backward, rounds, most_seconds) for shape in chosen or usual]
         document["comparisons"] = rows
         text = shown(rows)
     click.echo(json.dumps(document, indent=2) if as_json else text)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import textwrap
+import warnings
 from pathlib import Path
 from typing import Any, cast
 
@@ -56,6 +57,11 @@ def load(
         An argument that the architecture does not know; a bare weights file, whose preprocessing nobody knows.
     DeviceError
         The device is not there.
+
+    Warns
+    -----
+    UserWarning
+        `num_classes` is not that of the weights, so that the head has none of them.
     """
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
         raise UsageError(f"dtype has to be a floating-point torch.dtype such as torch.float32, got {dtype!r}")
@@ -83,6 +89,12 @@ def load(
         arguments = {**entry.arguments, **model_args}
         model = _create(entry.architecture, pretrained, arguments, pretrained_cfg_overlay=overlay)
         facts(model).update(own_facts(entry))
+    had, has = facts(model).get("num_classes"), getattr(model, "num_classes", None)
+    if pretrained and has and has != had:
+        warnings.warn(
+            f"the head of {facts(model)['zoo_name']} was replaced: {has} classes instead of {had}, not trained",
+            stacklevel=2,
+        )
     return model.to(device=place, dtype=dtype).eval()
 
 
@@ -142,7 +154,7 @@ def _create(name: str, pretrained: bool, model_args: dict[str, Any], shown: str 
         return timm.create_model(name, pretrained=pretrained, **model_args, **kwargs)
     except TypeError as error:
         raise UsageError(f"{shown} does not take these arguments: {_line(error)}") from error
-    except (AssertionError, ValueError) as error:
+    except (AssertionError, ValueError, IndexError) as error:
         if isinstance(error, UsageError):
             raise
         raise UsageError(f"{shown} cannot be built with {model_args}: {_line(error)}") from error

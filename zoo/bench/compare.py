@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from zoo.bench.arms import SEED, Arm, check_literal, initialised, literal_of, twin_with_weights_of
 from zoo.bench.backends import BACKENDS, Call, known, out_of_memory_told
 from zoo.bench.environment import environment
 from zoo.bench.protocol import (
@@ -15,10 +16,11 @@ from zoo.bench.protocol import (
     Protocol,
     measure,
     paired_ratio,
+    protocol_of,
+    round_medians,
     summarize,
     synchronizer,
     torch_threads,
-    whole_number,
 )
 from zoo.bench.report import Report, Row
 from zoo.errors import DeviceError, NotFoundError, UsageError, ZooError
@@ -28,37 +30,40 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-_LARGEST = 1 << 24
-
 
 def run(
     names: str | Sequence[str],
     *,
     device: str | torch.device = "cpu",
-    batch_size: int = 1,
+    batch_size: int | None = None,
     backends: str | Sequence[str] = tuple(BACKENDS),
-    repeats: int = 50,
-    warmup: int = 10,
+    repeats: int | None = None,
+    warmup: int | None = None,
     threads: int | None = None,
     twin: bool = True,
+    protocol: str = "turns",
+    rounds: int | None = None,
 ) -> Report:
     """Time models on a device, each in turn with its twin, the same network with standard attention.
 
     Parameters
     ----------
-    names : what `zoo.load` takes. A model without weights is timed as it was initialised, and the report says
-        so.
+    names : what `zoo.load` takes. A model without weights is timed as it was initialised, always in the same
+        way, and the report says so.
     device : "cpu", "cuda", "cuda:N" or "mps" (not for ONNX Runtime).
-    batch_size : images a call.
+    batch_size : images a call; None takes the protocol's, as do `repeats`, `warmup` and `rounds`.
     backends : of "eager" and "onnxruntime".
-    repeats, warmup : rounds that are measured, and rounds before them that are not.
+    repeats, warmup : calls of each arm that are measured, and calls before them that are not.
     threads : of torch and ONNX Runtime alike; None takes torch's number. It is restored afterwards.
     twin : False leaves the twins out.
+    protocol : "turns", where the arms take turns call by call; or "paper", that of arXiv 2609.27735, table 3,
+        where the twin carries the model's weights, each of `rounds` rounds runs `repeats` calls of an arm in a
+        row, and the mechanism's literal definition is a third arm where its layers have one.
 
     Raises
     ------
     UsageError
-        A number, name or backend that makes no sense.
+        A number, name or backend that makes no sense; under "paper" a model without a twin.
     NotFoundError
         An unknown model.
     DeviceError
@@ -74,26 +79,28 @@ def run(
     wanted = [names] if isinstance(names, str) else list(names)
     if not wanted:
         raise UsageError("no model to time; name one, `zoo list` shows them")
-    whole_number("batch_size", batch_size, 1, _LARGEST)
+    plan = protocol_of(protocol, batch_size=batch_size, repeats=repeats, warmup=warmup, rounds=rounds, threads=threads)
     chosen = known(backends)
-    protocol = Protocol(repeats, warmup, threads)
     place = resolve_device(device)
     if "onnxruntime" in chosen and place.type not in ("cpu", "cuda"):
         raise DeviceError(f"ONNX Runtime does not run on {place}; use cpu or cuda, or the backend eager alone")
+    pairs = _pairs(wanted, twin)
+    if plan.same_weights:
+        _check_pairs(pairs, twin)
     rows: list[Row] = []
     lines: list[str] = []
     with torch_threads(threads) as count, without_tf32():
-        for name, other in _pairs(wanted, twin):
-            found, said = _time(name, other, place, batch_size, chosen, protocol, count)
+        for name, other in pairs:
+            found, said = _time(name, other, place, chosen, plan, count)
             rows += found
             lines += said
     facts = environment()
-    settings = {"device": _device_name(place), "dtype": "float32", "batch_size": batch_size, "threads": count}
+    settings = {"device": _device_name(place), "dtype": "float32", "batch_size": plan.batch_size, "threads": count}
     return Report(
         tuple(rows),
         (*lines, *facts["warnings"]),
         {**settings, "backends": list(chosen), "inputs": "random pixels in the range of each model's data"},
-        {**protocol.to_dict(), "threads": count},
+        {"name": protocol, **plan.to_dict(), "threads": count},
         facts,
     )
 
@@ -111,48 +118,57 @@ def _pairs(names: Sequence[str], twin: bool) -> list[tuple[str, str | None]]:
     return [(name, other) for name, other in pairs if other is not None or name not in covered]
 
 
+def _check_pairs(pairs: Sequence[tuple[str, str | None]], twin: bool) -> None:
+    """UsageError where there is no twin to compare with; what is no name of the registry shows that when it is
+    loaded."""
+    from zoo import registry
+
+    if not twin:
+        raise UsageError("the protocol paper compares a model with its twin; leave out --no-twin or --protocol")
+    for name, other in pairs:
+        if other is None and name in registry.entries():
+            raise UsageError(_no_twin(name))
+
+
+def _no_twin(name: str) -> str:
+    return f"{name} has no twin, and the protocol paper compares with one; leave out --protocol to time it alone"
+
+
 def _time(
-    name: str,
-    other: str | None,
-    place: torch.device,
-    batch_size: int,
-    backends: Sequence[str],
-    protocol: Protocol,
-    threads: int,
+    name: str, other: str | None, place: torch.device, backends: Sequence[str], protocol: Protocol, threads: int
 ) -> tuple[list[Row], list[str]]:
-    """Rows and warnings of one model and its twin: all their arms in the same rounds."""
-    models = {each: _load(each, place) for each in (name, other) if each is not None}
+    """Rows and warnings of one model and what stands beside it: all their arms in the same rounds."""
+    arms, lines = _arms(name, other, place, protocol)
     with tempfile.TemporaryDirectory(prefix="zoo-bench-") as folder:
-        arms: dict[tuple[str, str], Call] = {}
-        for each, (model, _) in models.items():
-            images = _images(model, batch_size, place)
+        calls: dict[tuple[str, str], Call] = {}
+        for arm in arms:
+            images = _images(arm.model, protocol.batch_size, place)
             for backend in backends:
-                inside = Path(folder) / str(len(arms))
+                inside = Path(folder) / str(len(calls))
                 try:
-                    arms[each, backend] = BACKENDS[backend](model, images, threads, inside)
+                    if arm.kind == "literal":
+                        check_literal(arms[0].model, arm.model, images)
+                    calls[arm.kind, backend] = BACKENDS[backend](arm.model, images, threads, inside)
                 except ZooError as error:
-                    raise type(error)(f"{each} on {backend}: {error}") from error
+                    raise type(error)(f"{arm.label} on {backend}: {error}") from error
         # Neighbours in a round are what a ratio compares, so the arms of one backend stand side by side.
-        ordered = {f"{each} {backend}": arms[each, backend] for backend in backends for each in models}
-        with out_of_memory_told(batch_size):
+        ordered = {f"{arm.kind} {backend}": calls[arm.kind, backend] for backend in backends for arm in arms}
+        with out_of_memory_told(protocol.batch_size):
             times = measure(
                 ordered,
                 repeats=protocol.repeats,
                 warmup=protocol.warmup,
+                rounds=protocol.rounds,
                 synchronize=synchronizer(place),
             )
+    twin = next((arm.name for arm in arms if arm.kind == "twin"), None)
     rows = []
-    for each, (model, weights) in models.items():
+    for arm in arms:
         for backend in backends:
-            mine = times[f"{each} {backend}"]
-            paired = other is not None and each == name
-            ratio = paired_ratio(mine, times[f"{other} {backend}"]) if paired else None
-            rows.append(_row(each, backend, weights, model, batch_size, mine, other if paired else None, ratio))
-    lines = [
-        f"{each} has no weights here and was timed as it was initialised"
-        for each, (_, weights) in models.items()
-        if weights != "trained"
-    ]
+            mine = times[f"{arm.kind} {backend}"]
+            paired = twin is not None and arm.kind != "twin"
+            ratio = paired_ratio(mine, times[f"twin {backend}"]) if paired else None
+            rows.append(_row(arm, backend, protocol, mine, twin if paired else None, ratio))
     lines += [
         f"{row.model} on {row.backend}: the middle half of the calls spreads over {row.latency.spread:.0%} of the"
         f" median, more than {NOISY:.0%}; the machine is busy, measure again"
@@ -162,20 +178,71 @@ def _time(
     return rows, lines
 
 
+def _arms(name: str, other: str | None, place: torch.device, protocol: Protocol) -> tuple[list[Arm], list[str]]:
+    """The model, its twin, its literal definition, as far as there are and the protocol wants them; and
+    warnings."""
+    model, weights = _load(name, place)
+    arms, lines = [Arm(name, "model", model, weights)], []
+    twin = None
+    if protocol.same_weights:
+        other = other or _twin_of_folder(name, model)
+        twin = twin_with_weights_of(model, other, place)
+        if twin is None:
+            lines.append(f"the weights of {name} do not fit its twin {other}, which was timed with its own")
+    if twin is not None:
+        arms.append(Arm(str(other), "twin", twin, weights))
+    elif other is not None:
+        arms.append(Arm(other, "twin", *_load(other, place)))
+    literal = literal_of(model) if protocol.same_weights else None
+    if literal is not None:
+        arms.append(Arm(name, "literal", literal, weights))
+    lines += [
+        f"{arm.name} has no weights here and was timed as it was initialised (seed {SEED})"
+        for arm in (arms[:1] if twin is not None else arms)
+        if arm.weights != "trained" and arm.kind != "literal"
+    ]
+    return arms, lines
+
+
+def _twin_of_folder(name: str, model: nn.Module) -> str:
+    """The twin of the registry's model of which a folder, or what is on the Hub, says that it holds it."""
+    from zoo import registry
+    from zoo.loading import facts
+
+    entry = registry.entries().get(str(facts(model).get("zoo_name")))
+    if entry is None or entry.twin is None:
+        raise UsageError(_no_twin(name))
+    return entry.twin
+
+
 def _row(
-    name: str,
+    arm: Arm,
     backend: str,
-    weights: str,
-    model: nn.Module,
-    batch_size: int,
+    protocol: Protocol,
     times: np.ndarray,
     twin: str | None,
     ratio: tuple[float, float, float] | None,
 ) -> Row:
+    from zoo.export.onnx import state_sha256
+
     latency = summarize(times)
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    speed = 1e3 * batch_size / latency.mean_ms if latency.mean_ms else 0.0
-    return Row(name, backend, weights, parameters, batch_size, latency, speed, twin, ratio)
+    parameters = sum(parameter.numel() for parameter in arm.model.parameters())
+    speed = 1e3 * protocol.batch_size / latency.mean_ms if latency.mean_ms else 0.0
+    medians = None if protocol.rounds is None else tuple(float(value) / 1e6 for value in round_medians(times))
+    return Row(
+        arm.label,
+        backend,
+        arm.weights,
+        parameters,
+        protocol.batch_size,
+        latency,
+        speed,
+        twin,
+        ratio,
+        arm.kind,
+        state_sha256(arm.model),
+        medians,
+    )
 
 
 def _load(name: str, place: torch.device) -> tuple[nn.Module, str]:
@@ -189,7 +256,7 @@ def _load(name: str, place: torch.device) -> tuple[nn.Module, str]:
         entry = registry.entries().get(name)
         if entry is None or entry.weights.sha256 is not None:  # unknown, or weights that exist and cannot be had
             raise
-    return load(name, pretrained=False, device=place), "own initialisation"
+    return initialised(name, place), "own initialisation"
 
 
 def _images(model: nn.Module, batch_size: int, place: torch.device) -> Any:

@@ -5,14 +5,23 @@ from __future__ import annotations
 import io
 import sys
 from dataclasses import asdict, dataclass
+from statistics import median
 from typing import Any
 
 from zoo.bench.protocol import Summary
 
+_HEAD = ("model", "backend", "batch", "p50 ms", "p90 ms", "p99 ms", "images/s", "vs twin")
+_HEAD_OF_ROUNDS = ("model", "backend", "batch", "median ms", "of rounds", "images/s", "over twin")
+
 
 @dataclass(frozen=True)
 class Row:
-    """One model on one backend. `ratio` is its time over its twin's, (p50, p25, p75); None without a twin."""
+    """One model on one backend.
+
+    `ratio` is its time over its twin's, None without one: (p50, p25, p75), or, where the rounds are few and have many
+    calls, `round_medians_ms`, (median, least, largest). `arm`: "model", "twin" or "literal". `state_sha256` is that
+    of `zoo.export`'s files: the same for the same names and values of weights.
+    """
 
     model: str
     backend: str
@@ -23,6 +32,9 @@ class Row:
     images_per_second: float
     twin: str | None = None
     ratio: tuple[float, float, float] | None = None
+    arm: str = "model"
+    state_sha256: str | None = None
+    round_medians_ms: tuple[float, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -42,7 +54,10 @@ class Report:
             facts = asdict(row)
             facts.update(facts.pop("latency"))
             if row.ratio is not None:
-                facts["ratio"] = dict(zip(("p50", "p25", "p75"), row.ratio, strict=True))
+                words = ("p50", "p25", "p75") if row.round_medians_ms is None else ("median", "min", "max")
+                facts["ratio"] = dict(zip(words, row.ratio, strict=True))
+            if row.round_medians_ms is None:
+                del facts["round_medians_ms"]
             rows.append(facts)
         return {
             "results": rows,
@@ -58,7 +73,7 @@ class Report:
         terminal: None asks stdout. NO_COLOR is honoured.
         """
         drawn = sys.stdout.isatty() if terminal is None else terminal
-        head = ("model", "backend", "batch", "p50 ms", "p90 ms", "p99 ms", "images/s", "vs twin")
+        head = _HEAD if all(row.round_medians_ms is None for row in self.rows) else _HEAD_OF_ROUNDS
         lines = [_cells(row) for row in self.rows]
         if not drawn:
             widths = [max(len(line[column]) for line in (head, *lines)) for column in range(len(head))]
@@ -79,10 +94,20 @@ class Report:
 
 
 def _cells(row: Row) -> tuple[str, ...]:
+    if row.round_medians_ms is not None:
+        return _cells_of_rounds(row, row.round_medians_ms)
     latency, ratio = row.latency, "-"
     if row.ratio is not None:
         ratio = "{:.2f} ({:.2f}-{:.2f})".format(*row.ratio)
     times = (f"{value:.3f}" for value in (latency.p50_ms, latency.p90_ms, latency.p99_ms))
+    return (row.model, row.backend, str(row.batch_size), *times, f"{row.images_per_second:.0f}", ratio)
+
+
+def _cells_of_rounds(row: Row, medians: tuple[float, ...]) -> tuple[str, ...]:
+    ratio = "-"
+    if row.ratio is not None:
+        ratio = "{:+.1f} % ({:+.1f} to {:+.1f})".format(*(100 * (value - 1) for value in row.ratio))
+    times = f"{median(medians):.3f}", f"{min(medians):.3f}-{max(medians):.3f}"
     return (row.model, row.backend, str(row.batch_size), *times, f"{row.images_per_second:.0f}", ratio)
 
 

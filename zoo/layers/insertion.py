@@ -102,6 +102,7 @@ def insert_newton_schulz(
     hooks: dict[nn.Module, _Transformation] = {}
     for name, module in _wanted(model, [skip] if isinstance(skip, str) else list(skip)):
         target, heads = _merged(name, module)
+        _untouched(name, module, target)
         ours = _Transformation(heads, steps, (coefficients[0], coefficients[1], coefficients[2]), eps)
         if hooks.setdefault(target, ours) != ours:
             raise UsageError(f"{name}: shares its projection with an attention of another number of heads")
@@ -115,6 +116,20 @@ def insert_newton_schulz(
     if "torch._dynamo" in sys.modules:  # a compiled model has no guard on hooks that were not there, and would go on
         torch.compiler.reset()
     return Insertion(places, steps)
+
+
+def head_merges(model: nn.Module) -> dict[str, tuple[nn.Module, int]]:
+    """By the name of each attention the child that takes its merged heads (..., N, H d), and their number H.
+
+    Of every attention that `insert_newton_schulz` knows, and of those that have the transformation. UsageError for
+    an attention that is not known, or where there is none.
+    """
+    places = {name: _merged(name, module) for name, module in _wanted(model, [])}
+    if not places:
+        raise UsageError(
+            f"{type(model).__name__} holds no attention that is known here: that of a timm or transformers ViT or Swin"
+        )
+    return places
 
 
 @dataclass(frozen=True)
@@ -170,7 +185,9 @@ def _is_known(module: nn.Module) -> bool:
 def _is_unknown(module: nn.Module) -> bool:
     """Whether it looks like attention: by its name, or by heads and a projection of its own."""
     kind = type(module).__name__.lower()
-    heads = any(isinstance(getattr(module, name, None), int) for name in ("num_heads", "num_attention_heads", "n_heads"))
+    heads = any(
+        isinstance(getattr(module, name, None), int) for name in ("num_heads", "num_attention_heads", "n_heads")
+    )
     own = any(isinstance(child, nn.Linear) for child in module.children())
     return isinstance(module, tuple(_TIMM)) or "attention" in kind or "attn" in kind or (heads and own)
 
@@ -180,13 +197,19 @@ def _merged(name: str, module: Any) -> tuple[nn.Module, int]:
     shown = f"{name or 'the model'} ({type(module).__module__}.{type(module).__qualname__})"
     if not _is_known(module):
         raise UsageError(
-            f"{shown} is an attention that is not known here, or whose forward is not its class's own; "
-            f"skip={[name]} leaves it as it is"
+            f"{shown} is an attention whose forward pass is not known here; skip={[name]} leaves it as it is"
         )
-    if isinstance(module, _OURS):
-        raise UsageError(f"{shown} has the Newton-Schulz transformation already, as a layer")
     kind = next((kind for kind in _TIMM if isinstance(module, kind)), None)
     target = getattr(module, _TIMM[kind] if kind else "o_proj")
-    if any(isinstance(hook, _Transformation) for hook in target._forward_pre_hooks.values()):
-        raise UsageError(f"{shown} has the Newton-Schulz transformation already; remove() of the first insertion ends it")
     return target, module.num_heads if kind else module.num_attention_heads
+
+
+def _untouched(name: str, module: nn.Module, target: nn.Module) -> None:
+    """UsageError where the attention transforms its heads already."""
+    shown = f"{name or 'the model'} ({type(module).__module__}.{type(module).__qualname__})"
+    if isinstance(module, _OURS):
+        raise UsageError(f"{shown} has the Newton-Schulz transformation already, as a layer")
+    if any(isinstance(hook, _Transformation) for hook in target._forward_pre_hooks.values()):
+        raise UsageError(
+            f"{shown} has the Newton-Schulz transformation already; remove() of the first insertion ends it"
+        )

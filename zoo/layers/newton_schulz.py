@@ -81,6 +81,7 @@ class NewtonSchulzWindowAttention(_Transforming, WindowAttention):
         check_steps(ns_steps)
         super().__init__(*args, **kwargs)
         self.ns_steps = ns_steps
+        self.head_dim = self.proj.in_features // self.num_heads
 
     @classmethod
     def like(cls, plain: WindowAttention, ns_steps: int) -> NewtonSchulzWindowAttention:
@@ -103,8 +104,8 @@ class NewtonSchulzWindowAttention(_Transforming, WindowAttention):
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """x: (B, N, D) windows, mask: (windows of one picture, N, N) of 0 and -100, or None -> (B, N, D)."""
-        batch, tokens, _ = x.shape
-        q, k, v = self.qkv(x).reshape(batch, tokens, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
+        batch = x.shape[0]
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, self.head_dim)).permute(2, 0, 3, 1, 4).unbind(0)
         bias = self._get_rel_pos_bias()
         if mask is not None:
             windows = mask.shape[0]
@@ -115,7 +116,7 @@ class NewtonSchulzWindowAttention(_Transforming, WindowAttention):
         else:
             y = self.attn_drop(self.softmax((q * self.scale) @ k.mT + bias)) @ v
         y = self._transformed(y)
-        out: Tensor = self.proj_drop(self.proj(y.transpose(1, 2).reshape(batch, tokens, -1)))
+        out: Tensor = self.proj_drop(self.proj(y.transpose(1, 2).flatten(2)))
         return out
 
     def extra_repr(self) -> str:

@@ -9,6 +9,7 @@ from timm.models import build_model_with_cfg
 from torch import nn
 
 from zoo import hub, registry
+from zoo.errors import UsageError
 
 _SOURCES = ("file", "url", "hf_hub_id", "state_dict")
 # What timm's strict configuration has no field for travels beside it, on the model and in `config.json` under "zoo".
@@ -85,7 +86,15 @@ def build_vision_model(
 
 
 def _fit_input(model: Any, cfg: dict[str, Any]) -> None:
-    """Let the preprocessing follow a model that was built for pictures of another size or number of channels."""
+    """Let the preprocessing follow a model that was built for pictures of another size or number of channels.
+
+    UsageError for a size that is no multiple of the patch: timm's would leave out what remains at two of the edges.
+    """
+    shape, patch = model.patch_embed.img_size, model.patch_embed.patch_size
+    if any(length % each for length, each in zip(shape, patch, strict=True)) and not model.patch_embed.dynamic_img_pad:
+        raise UsageError(
+            f"img_size {shape} is no multiple of the patch {patch}: the last rows or columns would never be seen"
+        )
     size = (model.patch_embed.proj.in_channels, *model.patch_embed.img_size)
     if size != tuple(cfg["input_size"]):
         same = size[0] == len(cfg["mean"])

@@ -119,9 +119,9 @@ def ns_vit_small_224(pretrained: bool = False, **kwargs: Any) -> nn.Module:
 
 
 @register_model
-def vit_small_patch16_224_twin(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+def vit_small_224_cls(pretrained: bool = False, **kwargs: Any) -> nn.Module:
     """The twin of `ns_vit_small_224`: the sizes of timm's `vit_small_patch16_224`."""
-    return _build(VisionTransformer, "vit_small_patch16_224_twin", pretrained, **{**_SMALL_224, **kwargs})
+    return _build(VisionTransformer, "vit_small_224_cls", pretrained, **{**_SMALL_224, **kwargs})
 
 
 @register_model

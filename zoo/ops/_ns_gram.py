@@ -7,10 +7,10 @@ In the notation of the source's Algorithm 1, with r = ||X||_F, m = max(r, eps) a
 or with A_k = Y_k Y_k^T / m^2 and Y_k+1 = P_k Y_k, where X has fewer tokens than features. A_k and P_k are symmetric
 and commute.
 
-Two things follow from A_0 alone and are not taken from it: A_k+1 = P_k A_k P_k, and ||Z_K||^2 = tr A_K. A Gram matrix is
-known to the rounding unit of its largest eigenvalue, and either multiplies that error by a^2 in the directions of small
-singular values. For matrices near rank one in float32, where Algorithm 1 errs by 4e-7 after one step and by 7e-7 after
-two, the trace alone made that 1.4e-6, and both together 7e-6. The norm of what is there anyway is faster too.
+Two things follow from A_0 alone and are not taken from it: A_k+1 = P_k A_k P_k, and ||Z_K||^2 = tr A_K. A Gram matrix
+is known to the rounding unit of its largest eigenvalue, and either multiplies that error by a^2 in the directions of
+small singular values. For matrices near rank one in float32, where Algorithm 1 errs by 4e-7 after one step and by 7e-7
+after two, the trace alone made that 1.4e-6, and both together 7e-6. The norm of what is there anyway is faster too.
 
 Shapes: x is (batch, tokens, features), "batch" all that comes before; the small matrices are (batch, n, n), n the
 lesser of tokens and features; what is one number a matrix is (batch, 1, 1).

@@ -57,7 +57,7 @@ def _paper(entry: registry.Entry) -> str:
     if entry.paper.recipe in (None, entry.recipe):
         return f"{figure}\n\n"
     command = f"zoo train {entry.name} --recipe {entry.paper.recipe}"
-    return f"{figure}\nIts recipe is `{command}`, which has not been run yet; the figure above is not comparable with it.\n\n"
+    return f"{figure}\nThat recipe is `{command}` here and has not been run yet: the two figures do not compare.\n\n"
 
 
 def _metadata(entry: registry.Entry, results: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What a training starts from: a model, where it takes its weights from, and the pictures it learns and is tested on."""
+"""What a training starts from: the model, its first weights, and the pictures to learn from and to test on."""
 
 from __future__ import annotations
 

@@ -1,0 +1,97 @@
+"""How evenly a head's output spreads over its directions: section 3.4 of arXiv 2609.27735.
+
+For the output X (tokens, head_dim) of one head, with the eigenvalues l_1 >= l_2 >= ... of its Gram matrix, the squared
+singular values of X:   p_i = l_i / sum_j l_j,   effective rank = exp(-sum_i p_i log p_i).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from zoo.errors import UsageError
+from zoo.export.capture import evaluating
+from zoo.layers.insertion import head_merges
+
+
+@dataclass(frozen=True)
+class HeadSpectra:
+    """Means over all matrices of all attentions, heads, windows and pictures.
+
+    `spectrum` p_1 >= p_2 >= ... (n,), n the lesser of tokens and head_dim (of the smallest, where they differ);
+    `leading` the mean p_1, `effective_rank` the mean of the effective ranks, `matrices` how many there were. A zero
+    matrix has no spectrum and is left out.
+    """
+
+    spectrum: tuple[float, ...]
+    leading: float
+    effective_rank: float
+    matrices: int
+
+
+@torch.no_grad()
+def head_spectra(model: nn.Module, images: Tensor, *, batch_size: int = 32) -> HeadSpectra:
+    """The spectra of what every attention of `model` gives before its heads are merged, in eval mode.
+
+    Where the model transforms that output (Newton-Schulz Attention), it is measured after the transformation.
+
+    Parameters
+    ----------
+    model : a timm or transformers ViT or Swin, with or without the transformation.
+    images : (N, C, H, W), normalised, as the model takes them.
+
+    Raises
+    ------
+    UsageError
+        No pictures, an attention that is not known, or a model whose heads give nothing but zeros.
+    """
+    if not len(images):
+        raise UsageError("there are no pictures to measure")
+    if batch_size < 1:
+        raise UsageError(f"the batch size has to be 1 or more, got {batch_size}")
+    sums: list[Tensor] = []
+
+    def watch(heads: int, merged: Tensor) -> None:
+        sums.append(_sums(merged.unflatten(-1, (heads, -1)).transpose(-3, -2)))
+
+    with evaluating(model), _watched(model, watch):
+        for batch in images.split(batch_size):
+            model(batch)
+    size = min(len(one) for one in sums) - 2
+    matrices, ranks = (sum(float(one[place]) for one in sums) for place in (-1, -2))
+    if not matrices:
+        raise UsageError("the heads of this model give nothing but zeros, which have no spectrum")
+    spectrum = sum(one[:size] for one in sums) / matrices
+    values = tuple(float(value) for value in spectrum)
+    return HeadSpectra(values, values[0], ranks / matrices, int(matrices))
+
+
+def _sums(x: Tensor) -> Tensor:
+    """Sums over (..., tokens, head_dim) matrices: of p (n,), of the effective ranks, and of the matrices themselves."""
+    x = x.double().flatten(0, -3)
+    gram = x.mT @ x if x.shape[-2] >= x.shape[-1] else x @ x.mT
+    values = torch.linalg.eigvalsh(gram).flip(-1).clamp_min(0.0)  # rounding can send a zero below zero
+    total = values.sum(-1, keepdim=True)
+    there = total[:, 0] > 0
+    p = values[there] / total[there]
+    rank = torch.special.entr(p).sum(-1).exp()
+    return torch.cat((p.sum(0), rank.sum()[None], there.sum().to(p)[None]))
+
+
+@contextlib.contextmanager
+def _watched(model: nn.Module, watch: Callable[[int, Tensor], None]) -> Iterator[None]:
+    """Calls `watch(heads, merged)` for what every attention hands to its head merge, as long as it is open."""
+
+    def hook(heads: int) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
+        return lambda _, inputs: watch(heads, inputs[0])
+
+    handles = [target.register_forward_pre_hook(hook(heads)) for target, heads in head_merges(model).values()]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
