@@ -10,7 +10,6 @@ The arms, and the command that trains each, stand in `ARMS`; train them with `--
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import sys
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any
 
 import click
 import torch
+from tables import table, with_tables
 from torch import Tensor, nn
 
 import zoo
@@ -47,8 +47,7 @@ def log_of(arm: str) -> list[dict[str, Any]]:
 
 def arms_table() -> str:
     """One line an arm: the losses, the accuracy after the first and the last epoch, and its command."""
-    head = ["Arm", "train loss", "test loss", "top-1 after epoch 1", "top-1", "Trained by"]
-    rows = [head, ["---"] + ["---:"] * 4 + ["---"]]
+    rows = []
     for arm, (label, _) in ARMS.items():
         results = json.loads((DATA / arm / "results.json").read_text(encoding="utf-8"))
         log = log_of(arm)
@@ -56,31 +55,21 @@ def arms_table() -> str:
         tests = [row["test"] for row in log if "test" in row]
         cells = [f"{train:.3f}", f"{tests[-1]['loss']:.3f}", f"{tests[0]['top1']:.2f} %", f"{results['top1']:.2f} %"]
         rows.append([label, *cells, f"`{results['trained_by']}`"])
-    return lines(rows)
+    head = ["Arm", "train loss", "test loss", "top-1 after epoch 1", "top-1", "Trained by"]
+    return table(head, rows, left=(0, 5))
 
 
 def norms_table() -> str:
     """The largest ||S||_2 by layer."""
     norms = json.loads((DATA / "norms.json").read_text(encoding="utf-8"))
     layers = len(next(iter(norms.values())))
-    rows = [["Weights", *(f"layer {i}" for i in range(1, layers + 1))], ["---"] + ["---:"] * layers]
-    rows += [[name, *(f"{value:.2f}" for value in values)] for name, values in norms.items()]
-    return lines(rows)
-
-
-def lines(rows: list[list[str]]) -> str:
-    """Rows of a Markdown table."""
-    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+    rows = [[name, *(f"{value:.2f}" for value in values)] for name, values in norms.items()]
+    return table(["Weights", *(f"layer {i}" for i in range(1, layers + 1))], rows)
 
 
 def page() -> str:
     """The page with its tables written anew."""
-    text = PAGE.read_text(encoding="utf-8")
-    for name, table in (("arms", arms_table()), ("norms", norms_table())):
-        text, found = re.subn(rf"(<!-- {name} -->\n).*?(<!-- end -->)", rf"\g<1>{table}\g<2>", text, flags=re.DOTALL)
-        if found != 1:
-            raise SystemExit(f"{PAGE} has no place for the table {name!r}")
-    return text
+    return with_tables(PAGE, {"arms": arms_table(), "norms": norms_table()})
 
 
 def picture() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +18,8 @@ from zoo.bench.arms import initialised, literal_of, twin_with_weights_of
 from zoo.bench.protocol import PROTOCOLS, Protocol, measure, paired_ratio, protocol_of
 from zoo.cli import main
 from zoo.errors import UsageError, ValidationError
+from zoo.loading import load
+from zoo.training import result
 
 CPU = torch.device("cpu")
 QUICK = {"protocol": "paper", "rounds": 3, "repeats": 2, "warmup": 1, "batch_size": 2, "threads": 1}
@@ -113,15 +114,22 @@ def test_a_mechanism_without_a_literal_layer(recwarn: pytest.WarningsRecorder) -
     assert any("test-osa-vit do not fit its twin test-vit, which was timed with its own" in w for w in report.warnings)
 
 
-def test_a_folder_has_the_twin_of_the_model_that_it_holds(tmp_path: Path) -> None:
-    """Here one of the repository's own, copied so that the name of the folder says nothing."""
-    source = Path(__file__).resolve().parents[2] / "weights" / "osa-vit-mnist"
-    shutil.copytree(source, tmp_path / "run")
-    report = run(str(tmp_path / "run"), **QUICK, backends="eager")
-    assert [(row.model, row.weights) for row in report.rows] == [
-        (str(tmp_path / "run"), "trained"),
-        ("vit-mnist", "trained"),
-    ]
+@pytest.mark.parametrize("classes", [10, 7])
+def test_a_folder_has_the_twin_of_the_model_that_it_holds(classes: int, tmp_path: Path) -> None:
+    """What was trained with other arguments has none."""
+    model = load("test-ns-vit", pretrained=False, num_classes=classes)
+    folder = tmp_path / "run"
+    folder.mkdir()
+    result.save_config(model, folder / "config.json")
+    result.save_weights(model, folder / "model.safetensors")
+    if classes == 7:
+        with pytest.raises(UsageError, match="do not fit the twin test-source-vit"):
+            run(str(folder), **QUICK, backends="eager")
+        return
+    report = run(str(folder), **QUICK, backends="eager")
+    assert [row.model for row in report.rows] == [str(folder), "test-source-vit", f"{folder} (literal)"]
+    assert {row.weights for row in report.rows} == {"trained"}
+    assert len({row.state_sha256 for row in report.rows}) == 1
 
 
 def test_trained_weights_are_what_all_arms_carry(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -181,12 +181,16 @@ def _time(
 def _arms(name: str, other: str | None, place: torch.device, protocol: Protocol) -> tuple[list[Arm], list[str]]:
     """The model, its twin, its literal definition, as far as there are and the protocol wants them; and
     warnings."""
+    from zoo.registry import entries
+
     model, weights = _load(name, place)
     arms, lines = [Arm(name, "model", model, weights)], []
     twin = None
     if protocol.same_weights:
         other = other or _twin_of_folder(name, model)
         twin = twin_with_weights_of(model, other, place)
+        if twin is None and name not in entries():
+            raise UsageError(f"{name} is no model of the registry, and its weights do not fit the twin {other}")
         if twin is None:
             lines.append(f"the weights of {name} do not fit its twin {other}, which was timed with its own")
     if twin is not None:
