@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # What only a machine with a CUDA device can show, in a few minutes; figures go to the folder $OUT (default runs/gpu).
-# Needs the package installed and MNIST in ZOO_DATA. Stops at the first thing that is wrong.
+# Needs the package installed, and MNIST, CIFAR-10 and CIFAR-100 in ZOO_DATA. Stops at the first thing that is wrong.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 out=${OUT:-runs/gpu}
@@ -22,11 +22,22 @@ print(f"cpu {cpu['correct']}, cuda {cuda['correct']} of {cpu['total']}")
 sys.exit(abs(cpu["correct"] - cuda["correct"]) > 2)
 PY
 done
-for precision in no bf16 fp16; do
-    zoo train test-osa-vit --device cuda --precision "$precision" --output "$out/train-$precision" --overwrite --json
+for name in test-osa-vit test-ns-vit test-ns-swin; do
+    for precision in no bf16 fp16; do
+        zoo train "$name" --device cuda --precision "$precision" --output "$out/$name-$precision" --overwrite --json
+    done
+done
+# The recipe of the source for one epoch, to see how long its hundred would take, compiled and not.
+for name in ns-vit-cifar100 ns-swin-cifar100; do
+    for compile in false true; do
+        zoo train "$name" --recipe ns-cifar --device cuda --precision bf16 --set epochs=1 --set "compile=$compile" \
+            --output "$out/$name-compile-$compile" --overwrite --json
+    done
 done
 zoo bench $names --device cuda --batch-size 128 --json | tee "$out/bench.json"
 zoo bench osa-vit-small-224 vit-small-224 --device cuda --batch-size 32 --json | tee "$out/bench-small-224.json"
+zoo bench ns-vit-cifar100 ns-swin-cifar100 --protocol paper --device cuda --json | tee "$out/bench-paper.json"
+python scripts/bench_ops.py --device cuda --newton-schulz --json | tee "$out/ops-newton-schulz.json"
 python scripts/bench_ops.py --device cuda --json | tee "$out/ops.json"
 python scripts/bench_ops.py --device cuda --backward --json | tee "$out/ops-backward.json"
 python scripts/bench_ops.py --device cuda --memory --json | tee "$out/ops-memory.json"

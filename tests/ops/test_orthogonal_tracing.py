@@ -101,3 +101,10 @@ def test_onnx_agrees_at_every_batch(max_norm: float, masked: bool, tmp_path: Pat
 def test_a_bound_from_the_data_cannot_be_exported() -> None:
     with pytest.raises(UsageError, match="max_norm"):
         torch.export.export(Attention(None), (images(3),), strict=False)
+
+
+def test_traces_to_torchscript_that_can_be_saved_also_while_gradients_are_followed(tmp_path: Path) -> None:
+    model = Attention(8.0)
+    traced = torch.jit.trace(model, images(3))
+    torch.jit.save(traced, tmp_path / "model.pt")
+    torch.testing.assert_close(torch.jit.load(tmp_path / "model.pt")(images(3)), model(images(3)), rtol=0, atol=1e-5)

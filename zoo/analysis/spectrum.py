@@ -65,7 +65,7 @@ def head_spectra(model: nn.Module, images: Tensor, *, batch_size: int = 32) -> H
     matrices, ranks = (sum(float(one[place]) for one in sums) for place in (-1, -2))
     if not matrices:
         raise UsageError("the heads of this model give nothing but zeros, which have no spectrum")
-    spectrum = sum(one[:size] for one in sums) / matrices
+    spectrum = torch.stack([one[:size] for one in sums]).sum(0) / matrices
     values = tuple(float(value) for value in spectrum)
     return HeadSpectra(values, values[0], ranks / matrices, int(matrices))
 

@@ -28,7 +28,8 @@ from zoo.ops._tokens import both, passes, sheared, small, turned
 def gram_attention(q: Tensor, k: Tensor, v: Tensor, alpha: float | Tensor, max_norm: float | None) -> Tensor:
     """exp(S) V of one dtype, float32 or float64; q, k, v: (..., heads, tokens, .); alpha a number, () or (heads,)."""
     c = scale(alpha, q)
-    by_hand = watched(q, k, v, c) and not torch.compiler.is_exporting() and not transformed()
+    recorded = torch.compiler.is_exporting() or torch.jit.is_tracing()  # type: ignore[attr-defined]
+    by_hand = watched(q, k, v, c) and not recorded and not transformed()
     if by_hand and max_norm is None:
         max_norm = _choose(q, k, c)
     if max_norm is None:

@@ -56,7 +56,7 @@ def newton_schulz(
         if how.eps and (only_numbers(x) or (watched(x) and not recorded and not transformed())):
             return transform_by_hand(flat, how).view(x.shape)
         wide = flat.to(torch.promote_types(x.dtype, torch.float32))
-        return transform(wide, how).to(x.dtype).view(x.shape)
+        return transform(wide, how, recorded=recorded).to(x.dtype).view(x.shape)
 
 
 def check_steps(steps: int, coefficients: tuple[float, float, float] = MUON, eps: float = 0.0) -> None:

@@ -1,0 +1,157 @@
+"""Write docs/results/ns-cifar.md's tables and picture from what lies beside it.
+
+    python scripts/figure_ns_cifar.py                collect nothing, write tables and picture from what is there
+    python scripts/figure_ns_cifar.py --runs DIR     first take over logs and results of DIR/NAME, measure the spectra
+    python scripts/figure_ns_cifar.py --check        write nothing; fail where a table is not what the files say
+
+The models are trained with `zoo train NAME --output DIR/NAME`, seed 0; those that are not in DIR keep what is there.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+from tables import table, with_tables
+
+import zoo
+from zoo import analysis
+from zoo.data import open_dataset
+from zoo.data.preprocessing import Preprocessing
+from zoo.files import write_json, write_text
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE, DATA = ROOT / "docs/results/ns-cifar.md", ROOT / "docs/results/ns-cifar"
+PICTURES = 160  # the first so many test pictures, as section 3.4 of the source has it
+# Family and data set: names of the twin and the model, as the zoo has them.
+PAIRS = {
+    ("ViT", "CIFAR-10"): ("vit-cifar10", "ns-vit-cifar10"),
+    ("ViT", "CIFAR-100"): ("vit-cifar100", "ns-vit-cifar100"),
+    ("Swin", "CIFAR-10"): ("swin-cifar10", "ns-swin-cifar10"),
+    ("Swin", "CIFAR-100"): ("swin-cifar100", "ns-swin-cifar100"),
+}
+# Of the source (arXiv 2609.27735): table 1 in per cent, mean and sample standard deviation of three seeds; section 3.4.
+SOURCE_TOP1 = {
+    ("ViT", "CIFAR-10"): ("93.50 ± 0.11", "93.88 ± 0.20", "+0.38"),
+    ("ViT", "CIFAR-100"): ("72.43 ± 0.21", "73.25 ± 0.49", "+0.82"),
+    ("Swin", "CIFAR-10"): ("95.10 ± 0.10", "95.35 ± 0.06", "+0.25"),
+    ("Swin", "CIFAR-100"): ("77.37 ± 0.11", "78.19 ± 0.30", "+0.83"),
+}
+SOURCE_SPECTRA = {  # p_1 and effective rank: twin, then model
+    ("ViT", "CIFAR-10"): ((0.72, 2.53), (0.62, 2.91)),
+    ("ViT", "CIFAR-100"): ((0.72, 2.49), (0.61, 3.00)),
+    ("Swin", "CIFAR-10"): ((0.78, 2.21), (0.64, 3.04)),
+    ("Swin", "CIFAR-100"): ((0.79, 2.19), (0.61, 3.13)),
+}
+
+
+def results_of(name: str) -> dict[str, Any]:
+    """What the training of `name` ended in."""
+    return json.loads((DATA / name / "results.json").read_text(encoding="utf-8"))
+
+
+def spectra_of(name: str) -> dict[str, Any]:
+    """The spectra of `name`, as `zoo.analysis.head_spectra` measured them."""
+    return json.loads((DATA / name / "spectra.json").read_text(encoding="utf-8"))
+
+
+def accuracy_table() -> str:
+    """One line a pair: ours and the source's table 1."""
+    rows = []
+    for pair, names in PAIRS.items():
+        twin, ours = (results_of(name)["top1"] for name in names)
+        rows.append([" ".join(pair), f"{twin:.2f}", f"{ours:.2f}", f"{ours - twin:+.2f}", *SOURCE_TOP1[pair]])
+    head = ["Model and data", "ours: softmax", "ours: NS", "difference"]
+    return table([*head, "source: softmax", "source: NS", "difference"], rows)
+
+
+def runs_table() -> str:
+    """One line a training: what it cost."""
+    rows = []
+    for name in (name for names in PAIRS.values() for name in names):
+        found = results_of(name)
+        samples = found["steps"] * found["recipe"]["batch_size"]
+        cost = [f"{found['steps']:,}", f"{samples:,}", f"{found['training_seconds'] / 60:.0f}"]
+        rows.append([f"`{name}`", *cost, f"{found['top1']:.2f}", f"{found['loss']:.3f}", f"`{found['trained_by']}`"])
+    return table(["Training", "steps", "samples", "minutes", "top-1 in %", "test loss", "command"], rows, left=(0, 6))
+
+
+def spectra_table() -> str:
+    """p_1 and the effective rank of every model, beside the source's."""
+    rows = []
+    for pair, names in PAIRS.items():
+        for name, label, (p1, rank) in zip(names, ("softmax", "NS"), SOURCE_SPECTRA[pair], strict=True):
+            ours = spectra_of(name)
+            measured = [f"{ours['leading']:.2f}", f"{ours['effective_rank']:.2f}", f"{ours['matrices']:,}"]
+            rows.append([f"{' '.join(pair)}, {label}", *measured, f"{p1:.2f}", f"{rank:.2f}"])
+    return table(["Model", "p₁", "effective rank", "matrices", "source: p₁", "source: effective rank"], rows)
+
+
+def page() -> str:
+    """The page with its tables written anew."""
+    return with_tables(PAGE, {"accuracy": accuracy_table(), "runs": runs_table(), "spectra": spectra_table()})
+
+
+def picture() -> None:
+    """The mean spectra of all models, one panel a pair."""
+    import matplotlib as mpl
+
+    mpl.use("svg")
+    mpl.rcParams["svg.hashsalt"] = "ns-cifar"
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(1, 4, figsize=(14, 3.4), sharey=True)
+    for axis, (pair, names) in zip(axes, PAIRS.items(), strict=True):
+        for name, label, colour in zip(names, ("softmax", "Newton-Schulz"), ("C0", "C3"), strict=True):
+            values = spectra_of(name)["spectrum"]
+            axis.plot(range(1, len(values) + 1), values, marker="o", markersize=3, color=colour, label=label)
+        axis.set(title=" ".join(pair), xlabel="i", yscale="log")
+        axis.grid(visible=True, which="both", alpha=0.2)
+    axes[0].set_ylabel("mean pᵢ")
+    axes[0].legend(fontsize=8)
+    figure.tight_layout()
+    figure.savefig(PAGE.with_suffix(".svg"), metadata={"Date": None})
+
+
+def collect(runs: Path) -> None:
+    """Take over log and results of every training in `runs`, and measure the spectra of its weights."""
+    for name in (name for names in PAIRS.values() for name in names):
+        if not (runs / name / "results.json").is_file():
+            continue
+        (DATA / name).mkdir(parents=True, exist_ok=True)
+        shutil.copy(runs / name / "log.jsonl", DATA / name / "log.jsonl")
+        results = json.loads((runs / name / "results.json").read_text(encoding="utf-8"))
+        results["command"] = f"zoo eval runs/{name}"
+        write_json(DATA / name / "results.json", results)
+        model = zoo.load(runs / name)
+        images = open_dataset(results["dataset"], "test").first(PICTURES).images
+        found = analysis.head_spectra(model, Preprocessing.of(model).normalize(images))
+        write_json(DATA / name / "spectra.json", asdict(found))
+
+
+@click.command(help=(__doc__ or "").split("\n", maxsplit=1)[0])
+@click.option("--runs", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option("--check", is_flag=True)
+def main(runs: Path | None, check: bool) -> None:
+    """Collect, write or check."""
+    if check:
+        if page() != PAGE.read_text(encoding="utf-8"):
+            print(f"{PAGE} is not what its files say; run python scripts/figure_ns_cifar.py", file=sys.stderr)
+            sys.exit(1)
+        return
+    if runs is not None:
+        collect(runs)
+    missing = [name for names in PAIRS.values() for name in names if not (DATA / name / "spectra.json").is_file()]
+    if missing:
+        raise SystemExit(f"not trained yet: {', '.join(missing)}; the page is written when all are there")
+    write_text(PAGE, page())
+    picture()
+
+
+if __name__ == "__main__":
+    main()
