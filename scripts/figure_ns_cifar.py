@@ -92,9 +92,21 @@ def spectra_table() -> str:
     return table(["Model", "p₁", "effective rank", "matrices", "source: p₁", "source: effective rank"], rows)
 
 
+def selection_table() -> str:
+    """One line a run on held-out training pictures."""
+    runs = json.loads((DATA / "selection.json").read_text(encoding="utf-8"))
+    rows = []
+    for run in runs:
+        settings = [f"{run['lr']:g}", str(run["batch_size"]), f"{run['warmup']:g}", str(run["steps"])]
+        rows.append([run["name"], *settings, f"{run['top1']:.2f}", f"{run['loss']:.3f}", f"`{run['command']}`"])
+    head = ["Model", "rate", "batch", "warm-up", "steps", "top-1 in %", "loss", "command"]
+    return table(head, rows, left=(0, 7))
+
+
 def page() -> str:
     """The page with its tables written anew."""
-    return with_tables(PAGE, {"accuracy": accuracy_table(), "runs": runs_table(), "spectra": spectra_table()})
+    tables = {"accuracy": accuracy_table(), "runs": runs_table(), "spectra": spectra_table()}
+    return with_tables(PAGE, {**tables, "selection": selection_table()})
 
 
 def picture() -> None:
