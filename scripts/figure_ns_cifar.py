@@ -35,6 +35,7 @@ PAIRS = {
     ("Swin", "CIFAR-10"): ("swin-cifar10", "ns-swin-cifar10"),
     ("Swin", "CIFAR-100"): ("swin-cifar100", "ns-swin-cifar100"),
 }
+NAMES = [name for names in PAIRS.values() for name in names]
 # Of the source (arXiv 2609.27735): table 1 in per cent, mean and sample standard deviation of three seeds; section 3.4.
 SOURCE_TOP1 = {
     ("ViT", "CIFAR-10"): ("93.50 ± 0.11", "93.88 ± 0.20", "+0.38"),
@@ -73,7 +74,7 @@ def accuracy_table() -> str:
 def runs_table() -> str:
     """One line a training: what it cost."""
     rows = []
-    for name in (name for names in PAIRS.values() for name in names):
+    for name in NAMES:
         found = results_of(name)
         samples = found["steps"] * found["recipe"]["batch_size"]
         cost = [f"{found['steps']:,}", f"{samples:,}", f"{found['training_seconds'] / 60:.0f}"]
@@ -132,7 +133,7 @@ def picture() -> None:
 
 def collect(runs: Path) -> None:
     """Take over log and results of every training in `runs`, and measure the spectra of its weights."""
-    for name in (name for names in PAIRS.values() for name in names):
+    for name in NAMES:
         if not (runs / name / "results.json").is_file():
             continue
         (DATA / name).mkdir(parents=True, exist_ok=True)
@@ -158,7 +159,7 @@ def main(runs: Path | None, check: bool) -> None:
         return
     if runs is not None:
         collect(runs)
-    missing = [name for names in PAIRS.values() for name in names if not (DATA / name / "spectra.json").is_file()]
+    missing = [name for name in NAMES if not (DATA / name / "spectra.json").is_file()]
     if missing:
         raise SystemExit(f"not trained yet: {', '.join(missing)}; the page is written when all are there")
     write_text(PAGE, page())

@@ -12,6 +12,8 @@ import re
 import sys
 from pathlib import Path
 
+import tables
+
 from zoo import registry
 from zoo.files import write_text
 
@@ -38,8 +40,7 @@ def row(entry: registry.Entry) -> list[str]:
 
 def table() -> str:
     """All models that are not test-sized, in the registry's order."""
-    rows = [HEAD, ["---"] * len(HEAD), *(row(registry.get(name)) for name in registry.names())]
-    return "".join(f"| {' | '.join(cells)} |\n" for cells in rows)
+    return tables.table(HEAD, [row(registry.get(name)) for name in registry.names()], left=range(len(HEAD)))
 
 
 def main(arguments: list[str]) -> int:

@@ -38,3 +38,18 @@ def run_zoo(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
         )
 
     return run
+
+
+@pytest.fixture(scope="session")
+def small_cifar(data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data folder with the first 640 training and 200 test pictures of CIFAR-10, which are read in no time."""
+    import pyarrow.parquet
+
+    root = tmp_path_factory.mktemp("data")
+    (root / "cifar10").mkdir()
+    for split, rows in (("train", 640), ("test", 200)):
+        first = sorted((data_dir / "cifar10").glob(f"{split}-*.parquet"))[0]
+        batch = next(pyarrow.parquet.ParquetFile(first).iter_batches(rows))
+        path = root / "cifar10" / f"{split}-00000-of-00001.parquet"
+        pyarrow.parquet.write_table(pyarrow.Table.from_batches([batch]), path)
+    return root

@@ -284,6 +284,12 @@ def _samples(model: Any, data_dir: str | None) -> Any:
     from zoo.data.preprocessing import Preprocessing
     from zoo.export import samples_of
 
+    preprocessing = Preprocessing.of(model)
+    if model.pretrained_cfg.get("dataset") is None:
+        click.echo(
+            "zoo: checking on noise instead of real pictures: nothing says what data set this model is for", err=True
+        )
+        return None
     try:
         dataset = open_dataset(model.pretrained_cfg["dataset"], "test", data_dir, local_files_only=True)
     except NotFoundError as error:
@@ -291,7 +297,7 @@ def _samples(model: Any, data_dir: str | None) -> Any:
             raise
         click.echo(f"zoo: checking on noise instead of real pictures: {error}", err=True)
         return None
-    return samples_of(dataset, Preprocessing.of(model))
+    return samples_of(dataset, preprocessing)
 
 
 @main.command()

@@ -4,35 +4,65 @@ from __future__ import annotations
 
 import pytest
 import torch
+from timm.layers import Attention
 from torch import nn
 
 import zoo
-from zoo.analysis import head_spectra
-from zoo.analysis.spectrum import _sums
-from zoo.errors import UsageError
+from zoo.analysis import HeadSpectra, head_spectra
+from zoo.errors import DamagedError, UsageError
 from zoo.layers import insert_newton_schulz
+
+
+class Values(Attention):
+    """An attention of one head that hands its input to the merge."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width, num_heads=1)
+        with torch.no_grad():
+            self.qkv.weight.zero_()
+            self.qkv.weight[2 * width :] = torch.eye(width)
+
+
+def spectra_of(x: torch.Tensor) -> HeadSpectra:
+    """Of the matrices x (batch, tokens, width), as one head would give them."""
+    attention = Values(x.shape[-1])
+    with torch.no_grad():  # the softmax of equal scores would mix the tokens
+        attention.attn_drop, attention.fused_attn = Identical(), False
+    return head_spectra(nn.Sequential(attention), x)
+
+
+class Identical(nn.Module):
+    def forward(self, scores: torch.Tensor) -> torch.Tensor:
+        return torch.eye(scores.shape[-1]).expand_as(scores)
 
 
 def test_a_known_spectrum():
     values = torch.tensor([3.0, 2.0, 1.0])
     left, _ = torch.linalg.qr(torch.randn(2, 7, 3))
     right, _ = torch.linalg.qr(torch.randn(2, 3, 3))
-    sums = _sums(left * values @ right)
+    found = spectra_of(left * values @ right)
     p = values.double() ** 2 / 14
-    torch.testing.assert_close(sums[:3] / 2, p, rtol=1e-6, atol=1e-6)
-    torch.testing.assert_close(sums[3] / 2, (-(p * p.log()).sum()).exp(), rtol=1e-6, atol=1e-6)
-    assert sums[4] == 2
+    assert found.spectrum == pytest.approx(p.tolist(), rel=1e-5)
+    assert found.effective_rank == pytest.approx(float((-(p * p.log()).sum()).exp()), rel=1e-5)
+    assert found.matrices == 2
 
 
 def test_rank_one_and_a_rotation_are_the_extremes():
-    assert _sums(torch.ones(1, 5, 4))[-2] == pytest.approx(1.0, abs=1e-6)
-    assert _sums(torch.eye(4)[None])[-2] == pytest.approx(4.0, abs=1e-9)
+    assert spectra_of(torch.ones(1, 5, 4)).effective_rank == pytest.approx(1.0, abs=1e-6)
+    assert spectra_of(torch.eye(4)[None]).effective_rank == pytest.approx(4.0, abs=1e-6)
 
 
 def test_a_zero_matrix_is_left_out():
-    x = torch.stack((torch.zeros(5, 4), torch.ones(5, 4)))
-    assert _sums(x)[-1] == 1
-    assert torch.isfinite(_sums(x)).all()
+    found = spectra_of(torch.stack((torch.zeros(5, 4), torch.ones(5, 4))))
+    assert found.matrices == 1
+    assert found.leading == pytest.approx(1.0)
+    with pytest.raises(UsageError, match="nothing but zeros"):
+        spectra_of(torch.zeros(2, 5, 4))
+
+
+def test_no_number_has_no_spectrum():
+    with pytest.raises(DamagedError, match="NaN"):
+        spectra_of(torch.full((1, 5, 4), torch.nan))
 
 
 @pytest.mark.parametrize(("name", "matrices"), [("ns-vit-cifar10", 9 * 12), ("ns-swin-cifar10", 288)])

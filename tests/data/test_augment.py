@@ -8,7 +8,7 @@ import random
 import pytest
 import torch
 
-from zoo.data.augment import random_crop, random_flip, random_shift
+from zoo.data.augment import random_crop, random_flip
 from zoo.data.auto_augment import auto_augment
 from zoo.data.erasing import random_erasing
 from zoo.data.mixing import mix
@@ -102,10 +102,6 @@ def test_a_crop_takes_every_place_alike_and_none_from_outside():
     ]
     assert sum(counts) == 5000
     assert all(abs(count - 200) < 5 * math.sqrt(200) for count in counts)
-
-
-def test_a_shift_is_a_crop():
-    assert random_shift is random_crop
 
 
 def boxes(count, height, width, probability=1.0, **options):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from zoo.data import batch_of_step, random_shift
+from zoo.data import batch_of_step
 from zoo.data.arrays import steps_per_epoch
 
 
@@ -61,28 +61,3 @@ def test_processes_share_a_batch_of_repeats(world):
         whole = batch_of_step(103, 12, step, seed=5, repeats=3)
         shares = [batch_of_step(103, 12, step, seed=5, repeats=3, rank=rank, world=world) for rank in range(world)]
         assert torch.equal(torch.stack(shares, 1).flatten(), whole)
-
-
-def test_a_shift_moves_and_loses_nothing_inside():
-    images = torch.zeros(200, 2, 9, 9, dtype=torch.uint8)
-    images[:, :, 4, 4] = torch.arange(1, 201, dtype=torch.uint8)[:, None]
-    moved = random_shift(images, 3, torch.Generator().manual_seed(0))
-    assert moved.dtype == images.dtype
-    assert torch.equal(moved.amax((2, 3)), images.amax((2, 3)))
-    places = moved[:, 0].flatten(1).argmax(1)
-    rows, columns = places // 9, places % 9
-    assert set(rows.tolist()) == set(columns.tolist()) == set(range(1, 8))
-    assert not torch.equal(rows, columns)
-
-
-def test_a_shift_pushes_out_what_leaves():
-    images = torch.ones(50, 1, 4, 4)
-    moved = random_shift(images, 2, torch.Generator().manual_seed(1))
-    assert ((moved == 0) | (moved == 1)).all()
-    assert moved.flatten(1).sum(1).min() == 4
-
-
-def test_no_shift_is_the_same_picture():
-    images = torch.rand(3, 1, 5, 5)
-    assert random_shift(images, 0) is images
-    assert random_shift(images[:0], 2).shape == (0, 1, 5, 5)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from zoo import data, hub
+from zoo import data, hub, registry
 from zoo.data.cifar import CIFAR10, CIFAR100
 from zoo.errors import DamagedError, NotFoundError
 
@@ -218,3 +218,9 @@ def test_a_grey_picture_is_a_picture(tmp_path, images):
     write_parquet(tmp_path / "test-00000-of-00001.parquet", images[:1], [3], replaced=row)
     arrays = data.open_dataset("cifar10", "test", tmp_path)
     assert np.array_equal(arrays.images[0].numpy(), np.stack([images[0, 0]] * 3))
+
+
+@pytest.mark.parametrize("one", [CIFAR10, CIFAR100], ids=lambda one: one.name)
+def test_the_registry_has_the_names_of_the_classes(one):
+    stated = {registry.get(name).labels for name in registry.names() if registry.get(name).dataset == one.name}
+    assert stated == {one.layout.labels}

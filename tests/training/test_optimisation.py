@@ -9,7 +9,7 @@ import torch
 
 import zoo
 from zoo.training import recipes
-from zoo.training.optimisation import LEAST, optimizer_of, schedule_of
+from zoo.training.optimisation import MIN_LR, optimizer_of, schedule_of
 
 RECIPE = recipes.recipe("ns-cifar")
 
@@ -27,11 +27,11 @@ def rates(recipe: recipes.Recipe, total: int) -> list[float]:
 
 def test_warm_up_is_linear_from_the_least_rate_and_the_cosine_ends_there():
     found = rates(RECIPE, 1000)
-    assert found[0] == pytest.approx(LEAST, rel=1e-6)
-    assert found[50] == pytest.approx((LEAST + 1e-3) / 2, rel=1e-6)
+    assert found[0] == pytest.approx(MIN_LR, rel=1e-6)
+    assert found[50] == pytest.approx((MIN_LR + 1e-3) / 2, rel=1e-6)
     assert found[100] == pytest.approx(1e-3, rel=1e-9) == max(found)
-    assert found[550] == pytest.approx((LEAST + 1e-3) / 2, rel=1e-6)
-    assert found[1000] == pytest.approx(LEAST, rel=1e-6)
+    assert found[550] == pytest.approx((MIN_LR + 1e-3) / 2, rel=1e-6)
+    assert found[1000] == pytest.approx(MIN_LR, rel=1e-6)
     assert found[:101] == sorted(found[:101])
     assert found[100:] == sorted(found[100:], reverse=True)
 
@@ -68,3 +68,8 @@ def test_else_what_the_model_spares_and_every_vector_is_left_alone(name):
     spared = model.no_weight_decay()
     for key, parameter in model.named_parameters():
         assert (id(parameter) in free) == (parameter.ndim <= 1 or key in spared), key
+
+
+@pytest.mark.parametrize("total", [1, 2, 4, 5, 6, 10])
+def test_one_cycle_takes_any_number_of_steps(total):
+    assert all(rate > 0 for rate in rates(recipes.recipe("cifar-cpu"), total)[:-1])

@@ -322,7 +322,8 @@ def test_a_basis_is_trained_with(straight, data_dir, tmp_path, settings, near):
 @pytest.mark.parametrize("name", TESTS)
 def test_every_parameter_has_a_gradient(name):
     model = zoo.load(name, pretrained=False).train()
-    nn.functional.cross_entropy(model(torch.randn(4, 1, 28, 28)), torch.tensor([1, 2, 3, 4])).backward()
+    images = torch.randn(4, *model.pretrained_cfg["input_size"])
+    nn.functional.cross_entropy(model(images), torch.tensor([1, 2, 3, 4])).backward()
     assert [key for key, value in model.named_parameters() if value.grad is None] == []
 
 

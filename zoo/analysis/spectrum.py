@@ -9,11 +9,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from zoo.errors import UsageError
+from zoo.errors import DamagedError, UsageError
 from zoo.export.capture import evaluating
 from zoo.layers.insertion import head_merges
 
@@ -48,12 +49,14 @@ def head_spectra(model: nn.Module, images: Tensor, *, batch_size: int = 32) -> H
     ------
     UsageError
         No pictures, an attention that is not known, or a model whose heads give nothing but zeros.
+    DamagedError
+        A head gives NaN or infinity.
     """
     if not len(images):
         raise UsageError("there are no pictures to measure")
     if batch_size < 1:
         raise UsageError(f"the batch size has to be 1 or more, got {batch_size}")
-    sums: list[Tensor] = []
+    sums: list[_Sums] = []
 
     def watch(heads: int, merged: Tensor) -> None:
         sums.append(_sums(merged.unflatten(-1, (heads, -1)).transpose(-3, -2)))
@@ -61,25 +64,34 @@ def head_spectra(model: nn.Module, images: Tensor, *, batch_size: int = 32) -> H
     with evaluating(model), _watched(model, watch):
         for batch in images.split(batch_size):
             model(batch)
-    size = min(len(one) for one in sums) - 2
-    matrices, ranks = (sum(float(one[place]) for one in sums) for place in (-1, -2))
+    matrices = sum(one.matrices for one in sums)
     if not matrices:
         raise UsageError("the heads of this model give nothing but zeros, which have no spectrum")
-    spectrum = torch.stack([one[:size] for one in sums]).sum(0) / matrices
+    size = min(len(one.spectrum) for one in sums)
+    spectrum = torch.stack([one.spectrum[:size] for one in sums]).sum(0) / matrices
     values = tuple(float(value) for value in spectrum)
-    return HeadSpectra(values, values[0], ranks / matrices, int(matrices))
+    return HeadSpectra(values, values[0], sum(one.ranks for one in sums) / matrices, matrices)
 
 
-def _sums(x: Tensor) -> Tensor:
-    """Sums over (..., tokens, head_dim) matrices: of p (n,), of the effective ranks, and of the matrices themselves."""
+class _Sums(NamedTuple):
+    """Over the matrices of one attention and batch: p (n,), the effective ranks, and how many are not zero."""
+
+    spectrum: Tensor
+    ranks: float
+    matrices: int
+
+
+def _sums(x: Tensor) -> _Sums:
+    """x: (..., tokens, head_dim)."""
     x = x.double().flatten(0, -3)
+    if not torch.isfinite(x).all():
+        raise DamagedError("the model's heads give NaN or infinity; its weights or the pictures are no good")
     gram = x.mT @ x if x.shape[-2] >= x.shape[-1] else x @ x.mT
     values = torch.linalg.eigvalsh(gram).flip(-1).clamp_min(0.0)  # rounding can send a zero below zero
     total = values.sum(-1, keepdim=True)
     there = total[:, 0] > 0
     p = values[there] / total[there]
-    rank = torch.special.entr(p).sum(-1).exp()
-    return torch.cat((p.sum(0), rank.sum()[None], there.sum().to(p)[None]))
+    return _Sums(p.sum(0), float(torch.special.entr(p).sum(-1).exp().sum()), int(there.sum()))
 
 
 @contextlib.contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from zoo.errors import ValidationError
 
@@ -18,7 +18,7 @@ SEED = 0  # of an own initialisation
 
 @dataclass(frozen=True)
 class Arm:
-    """A model under the clock; `weights` are "trained" or of its "own initialisation"."""
+    """A model under the clock; `weights` are "trained", of its "own initialisation", or "given" with a module."""
 
     name: str
     kind: Kind
@@ -43,13 +43,24 @@ def initialised(name: str, place: torch.device) -> nn.Module:
 
 
 def twin_with_weights_of(model: nn.Module, twin: str, place: torch.device) -> nn.Module | None:
-    """The model `twin` with the state of `model`; None if it does not fit."""
+    """The model `twin`, with the picture size and classes of `model`, with its state; None if it does not fit.
+
+    Heads do not show in the shapes of a state, so they are compared too.
+    """
     import torch
 
-    from zoo.loading import load
+    from zoo.loading import facts, load
 
     with torch.random.fork_rng(devices=[]):
         other = load(twin, pretrained=False, device=place)
+        own, theirs = facts(model)["input_size"], facts(other)["input_size"]
+        sizes: dict[str, Any] = {} if tuple(own) == tuple(theirs) else {"img_size": tuple(own[1:]), "in_chans": own[0]}
+        if model.num_classes != other.num_classes:
+            sizes["num_classes"] = model.num_classes
+        if sizes:
+            other = load(twin, pretrained=False, device=place, **sizes)
+    if _heads(model) != _heads(other):
+        return None
     state, own = model.state_dict(), other.state_dict()
     if {key: value.shape for key, value in state.items()} != {key: value.shape for key, value in own.items()}:
         return None
@@ -71,6 +82,28 @@ def literal_of(model: nn.Module) -> nn.Module | None:
     return other
 
 
+def has_insertion(model: nn.Module) -> bool:
+    """Whether something was put into `model` that can be taken out again, as by `insert_newton_schulz`.
+
+    A forward pre-hook offers it by a method `remove_from`, which takes the module that it is on.
+    """
+    return any(hasattr(hook, "remove_from") for module in model.modules() for hook in _pre_hooks(module))
+
+
+def without_insertion(model: nn.Module) -> nn.Module:
+    """A copy of `model` without what was inserted; other hooks stay."""
+    other = copy.deepcopy(model)
+    for module in other.modules():
+        for hook in _pre_hooks(module):
+            if hasattr(hook, "remove_from"):
+                hook.remove_from(module)
+    return other
+
+
+def _pre_hooks(module: nn.Module) -> list[Any]:
+    return list(module._forward_pre_hooks.values())
+
+
 def check_literal(model: nn.Module, literal: nn.Module, images: Tensor) -> None:
     """ValidationError unless both give the same logits, but for rounding."""
     import torch
@@ -83,3 +116,7 @@ def check_literal(model: nn.Module, literal: nn.Module, images: Tensor) -> None:
     difference = float((expected - got).abs().max())
     if not difference <= allowed:
         raise ValidationError(f"its literal definition differs by {difference:.2g}; allowed are {allowed:.2g}")
+
+
+def _heads(model: nn.Module) -> list[Any]:
+    return [module.num_heads for module in model.modules() if isinstance(getattr(module, "num_heads", None), int)]

@@ -3,12 +3,13 @@ right."""
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zoo.bench.arms import SEED, Arm, check_literal, initialised, literal_of, twin_with_weights_of
+from zoo.bench.arms import SEED, Arm, check_literal, initialised, literal_of, twin_with_weights_of, without_insertion
 from zoo.bench.backends import BACKENDS, Call, known, out_of_memory_told
 from zoo.bench.environment import environment
 from zoo.bench.protocol import (
@@ -23,6 +24,7 @@ from zoo.bench.protocol import (
     torch_threads,
 )
 from zoo.bench.report import Report, Row
+from zoo.bench.subjects import Subject, check_twins, ready, subjects_of, twin_by_facts
 from zoo.errors import DeviceError, NotFoundError, UsageError, ZooError
 
 if TYPE_CHECKING:
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
 
 
 def run(
-    names: str | Sequence[str],
+    names: str | nn.Module | Sequence[str | nn.Module],
     *,
     device: str | torch.device = "cpu",
     batch_size: int | None = None,
@@ -48,8 +50,10 @@ def run(
 
     Parameters
     ----------
-    names : what `zoo.load` takes. A model without weights is timed as it was initialised, always in the same
-        way, and the report says so.
+    names : what `zoo.load` takes, and modules. A name without weights is timed as it was initialised, always in
+        the same way, and the report says so. A module, such as a timm model, is copied and timed in eval
+        mode; its `pretrained_cfg` says its name and its input. What `insert_newton_schulz` was called on has itself
+        without the insertion as its twin; any other module has one under "paper" alone, by its `zoo_name`.
     device : "cpu", "cuda", "cuda:N" or "mps" (not for ONNX Runtime).
     batch_size : images a call; None takes the protocol's, as do `repeats`, `warmup` and `rounds`.
     backends : of "eager" and "onnxruntime".
@@ -63,7 +67,8 @@ def run(
     Raises
     ------
     UsageError
-        A number, name or backend that makes no sense; under "paper" a model without a twin.
+        A number, name or backend that makes no sense; a module that cannot be timed: it does not say its input, is
+        compiled, in half precision, or returns no tensor; under "paper" a model without a twin.
     NotFoundError
         An unknown model.
     DeviceError
@@ -76,22 +81,19 @@ def run(
     from zoo.export.capture import without_tf32
     from zoo.loading import resolve_device
 
-    wanted = [names] if isinstance(names, str) else list(names)
-    if not wanted:
-        raise UsageError("no model to time; name one, `zoo list` shows them")
     plan = protocol_of(protocol, batch_size=batch_size, repeats=repeats, warmup=warmup, rounds=rounds, threads=threads)
     chosen = known(backends)
     place = resolve_device(device)
     if "onnxruntime" in chosen and place.type not in ("cpu", "cuda"):
         raise DeviceError(f"ONNX Runtime does not run on {place}; use cpu or cuda, or the backend eager alone")
-    pairs = _pairs(wanted, twin)
+    subjects = subjects_of(names, twin)
     if plan.same_weights:
-        _check_pairs(pairs, twin)
+        check_twins(subjects, twin)
     rows: list[Row] = []
     lines: list[str] = []
     with torch_threads(threads) as count, without_tf32():
-        for name, other in pairs:
-            found, said = _time(name, other, place, chosen, plan, count)
+        for subject in subjects:
+            found, said = _time(subject, place, chosen, plan, count)
             rows += found
             lines += said
     facts = environment()
@@ -105,52 +107,22 @@ def run(
     )
 
 
-def _pairs(names: Sequence[str], twin: bool) -> list[tuple[str, str | None]]:
-    """Each name with its twin. Who is in the list only as another's twin is not timed a second time."""
-    from zoo import registry
-
-    known_names = registry.entries()
-    pairs = []
-    for name in dict.fromkeys(names):
-        entry = known_names.get(name)
-        pairs.append((name, entry.twin if entry is not None and twin else None))
-    covered = {other for _, other in pairs}
-    return [(name, other) for name, other in pairs if other is not None or name not in covered]
-
-
-def _check_pairs(pairs: Sequence[tuple[str, str | None]], twin: bool) -> None:
-    """UsageError where there is no twin to compare with; what is no name of the registry shows that when it is
-    loaded."""
-    from zoo import registry
-
-    if not twin:
-        raise UsageError("the protocol paper compares a model with its twin; leave out --no-twin or --protocol")
-    for name, other in pairs:
-        if other is None and name in registry.entries():
-            raise UsageError(_no_twin(name))
-
-
-def _no_twin(name: str) -> str:
-    return f"{name} has no twin, and the protocol paper compares with one; leave out --protocol to time it alone"
-
-
 def _time(
-    name: str, other: str | None, place: torch.device, backends: Sequence[str], protocol: Protocol, threads: int
+    subject: Subject, place: torch.device, backends: Sequence[str], protocol: Protocol, threads: int
 ) -> tuple[list[Row], list[str]]:
     """Rows and warnings of one model and what stands beside it: all their arms in the same rounds."""
-    arms, lines = _arms(name, other, place, protocol)
+    arms, lines = _arms(subject, place, protocol)
     with tempfile.TemporaryDirectory(prefix="zoo-bench-") as folder:
         calls: dict[tuple[str, str], Call] = {}
         for arm in arms:
             images = _images(arm.model, protocol.batch_size, place)
+            if arm.kind == "literal":
+                with _named(arm.label), out_of_memory_told(protocol.batch_size):
+                    check_literal(arms[0].model, arm.model, images)
             for backend in backends:
-                inside = Path(folder) / str(len(calls))
-                try:
-                    if arm.kind == "literal":
-                        check_literal(arms[0].model, arm.model, images)
+                with _named(f"{arm.label} on {backend}"):
+                    inside = Path(folder) / str(len(calls))
                     calls[arm.kind, backend] = BACKENDS[backend](arm.model, images, threads, inside)
-                except ZooError as error:
-                    raise type(error)(f"{arm.label} on {backend}: {error}") from error
         # Neighbours in a round are what a ratio compares, so the arms of one backend stand side by side.
         ordered = {f"{arm.kind} {backend}": calls[arm.kind, backend] for backend in backends for arm in arms}
         with out_of_memory_told(protocol.batch_size):
@@ -168,7 +140,7 @@ def _time(
             mine = times[f"{arm.kind} {backend}"]
             paired = twin is not None and arm.kind != "twin"
             ratio = paired_ratio(mine, times[f"twin {backend}"]) if paired else None
-            rows.append(_row(arm, backend, protocol, mine, twin if paired else None, ratio))
+            rows.append(_row(arm, backend, protocol, times=mine, twin=twin if paired else None, ratio=ratio))
     lines += [
         f"{row.model} on {row.backend}: the middle half of the calls spreads over {row.latency.spread:.0%} of the"
         f" median, more than {NOISY:.0%}; the machine is busy, measure again"
@@ -178,51 +150,55 @@ def _time(
     return rows, lines
 
 
-def _arms(name: str, other: str | None, place: torch.device, protocol: Protocol) -> tuple[list[Arm], list[str]]:
+@contextlib.contextmanager
+def _named(what: str) -> Iterator[None]:
+    """What is raised says of whom it speaks."""
+    try:
+        yield
+    except ZooError as error:
+        raise type(error)(f"{what}: {error}") from error
+
+
+def _arms(subject: Subject, place: torch.device, protocol: Protocol) -> tuple[list[Arm], list[str]]:
     """The model, its twin, its literal definition, as far as there are and the protocol wants them; and
     warnings."""
-    from zoo.registry import entries
-
-    model, weights = _load(name, place)
+    name = subject.name
+    if subject.module is None:
+        model, weights = _load(name, place)
+    else:
+        model, weights = ready(name, subject.module, place), "given"
     arms, lines = [Arm(name, "model", model, weights)], []
-    twin = None
-    if protocol.same_weights:
-        other = other or _twin_of_folder(name, model)
+    if subject.inserted:
+        arms.append(Arm(f"{name} (without insertion)", "twin", without_insertion(model), weights))
+    elif protocol.same_weights:
+        other = subject.twin or twin_by_facts(name, model)
         twin = twin_with_weights_of(model, other, place)
-        if twin is None and name not in entries():
-            raise UsageError(f"{name} is no model of the registry, and its weights do not fit the twin {other}")
-        if twin is None:
+        if twin is not None:
+            arms.append(Arm(other, "twin", twin, weights))
+        elif subject.twin is None:
+            raise UsageError(f"the weights of {name} do not fit the twin {other}, and the protocol paper times one set")
+        else:
             lines.append(f"the weights of {name} do not fit its twin {other}, which was timed with its own")
-    if twin is not None:
-        arms.append(Arm(str(other), "twin", twin, weights))
-    elif other is not None:
-        arms.append(Arm(other, "twin", *_load(other, place)))
+            arms.append(Arm(other, "twin", *_load(other, place)))
+    elif subject.twin is not None:
+        arms.append(Arm(subject.twin, "twin", *_load(subject.twin, place)))
+    shared = protocol.same_weights and not lines  # what is said of the model's weights is said of the twin's
     literal = literal_of(model) if protocol.same_weights else None
     if literal is not None:
         arms.append(Arm(name, "literal", literal, weights))
     lines += [
         f"{arm.name} has no weights here and was timed as it was initialised (seed {SEED})"
-        for arm in (arms[:1] if twin is not None else arms)
-        if arm.weights != "trained" and arm.kind != "literal"
+        for arm in (arms[:1] if shared else arms)
+        if arm.weights == "own initialisation" and arm.kind != "literal"
     ]
     return arms, lines
-
-
-def _twin_of_folder(name: str, model: nn.Module) -> str:
-    """The twin of the registry's model of which a folder, or what is on the Hub, says that it holds it."""
-    from zoo import registry
-    from zoo.loading import facts
-
-    entry = registry.entries().get(str(facts(model).get("zoo_name")))
-    if entry is None or entry.twin is None:
-        raise UsageError(_no_twin(name))
-    return entry.twin
 
 
 def _row(
     arm: Arm,
     backend: str,
     protocol: Protocol,
+    *,
     times: np.ndarray,
     twin: str | None,
     ratio: tuple[float, float, float] | None,
@@ -230,22 +206,21 @@ def _row(
     from zoo.export.onnx import state_sha256
 
     latency = summarize(times)
-    parameters = sum(parameter.numel() for parameter in arm.model.parameters())
-    speed = 1e3 * protocol.batch_size / latency.mean_ms if latency.mean_ms else 0.0
-    medians = None if protocol.rounds is None else tuple(float(value) / 1e6 for value in round_medians(times))
     return Row(
-        arm.label,
-        backend,
-        arm.weights,
-        parameters,
-        protocol.batch_size,
-        latency,
-        speed,
-        twin,
-        ratio,
-        arm.kind,
-        state_sha256(arm.model),
-        medians,
+        model=arm.label,
+        backend=backend,
+        weights=arm.weights,
+        parameters=sum(parameter.numel() for parameter in arm.model.parameters()),
+        batch_size=protocol.batch_size,
+        latency=latency,
+        images_per_second=1e3 * protocol.batch_size / latency.mean_ms if latency.mean_ms else 0.0,
+        twin=twin,
+        ratio=ratio,
+        arm=arm.kind,
+        state_sha256=state_sha256(arm.model),
+        round_medians_ms=None
+        if protocol.rounds is None
+        else tuple(float(value) / 1e6 for value in round_medians(times)),
     )
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from zoo.data import cifar, mnist
 from zoo.data.arrays import ImageArrays, batch_of_step
-from zoo.data.augment import random_shift
 from zoo.data.imagefolder import Pixels, read_image_folder
 from zoo.errors import DamagedError, NotFoundError, UsageError
 
@@ -20,7 +19,6 @@ __all__ = [
     "ImageArrays",
     "batch_of_step",
     "open_dataset",
-    "random_shift",
     "read_image_folder",
 ]
 

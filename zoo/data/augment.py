@@ -23,7 +23,7 @@ def random_flip(images: Tensor, generator: torch.Generator | None = None) -> Ten
 def random_crop(images: Tensor, padding: int, generator: torch.Generator | None = None) -> Tensor:
     """Pad each picture by `padding` zeros (black) on all sides and cut its own size out of that at a random place.
 
-    The same as to move it by up to `padding` pixels in each direction, hence its other name, `random_shift`.
+    The same as to move it by up to `padding` pixels in each direction.
 
     images: (N, C, H, W), any dtype -> the same shape and dtype. `generator`: on the CPU.
     """
@@ -37,9 +37,6 @@ def random_crop(images: Tensor, padding: int, generator: torch.Generator | None 
     sample = torch.arange(count, device=images.device)[:, None, None, None]
     channel = torch.arange(channels, device=images.device)[None, :, None, None]
     return padded[sample, channel, rows, columns]
-
-
-random_shift = random_crop
 
 
 def to_device(drawn: Tensor, device: torch.device) -> Tensor:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from zoo.data import batch_operations as ops
+from zoo.data import batch_operations
 from zoo.data.augment import to_device
 
 # The 25 sub-policies: two operations after another, each with its probability and its level, of ten.
@@ -42,15 +42,15 @@ CIFAR10 = (
 
 _GEOMETRIC = ("ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate")
 _OTHERS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {  # of pictures and their magnitudes
-    "Brightness": lambda images, magnitude: ops.adjust_brightness(images, 1 + magnitude),
-    "Color": lambda images, magnitude: ops.adjust_saturation(images, 1 + magnitude),
-    "Contrast": lambda images, magnitude: ops.adjust_contrast(images, 1 + magnitude),
-    "Sharpness": lambda images, magnitude: ops.adjust_sharpness(images, 1 + magnitude),
-    "Posterize": ops.posterize,
-    "Solarize": ops.solarize,
-    "Invert": ops.solarize,  # with threshold 0
-    "AutoContrast": lambda images, magnitude: ops.autocontrast(images),
-    "Equalize": lambda images, magnitude: ops.equalize(images),
+    "Brightness": lambda images, magnitude: batch_operations.adjust_brightness(images, 1 + magnitude),
+    "Color": lambda images, magnitude: batch_operations.adjust_saturation(images, 1 + magnitude),
+    "Contrast": lambda images, magnitude: batch_operations.adjust_contrast(images, 1 + magnitude),
+    "Sharpness": lambda images, magnitude: batch_operations.adjust_sharpness(images, 1 + magnitude),
+    "Posterize": batch_operations.posterize,
+    "Solarize": batch_operations.solarize,
+    "Invert": batch_operations.solarize,  # with threshold 0
+    "AutoContrast": lambda images, magnitude: batch_operations.autocontrast(images),
+    "Equalize": lambda images, magnitude: batch_operations.equalize(images),
 }
 OPERATIONS = (*_GEOMETRIC, *_OTHERS)
 _ENHANCING = ("Brightness", "Color", "Contrast", "Sharpness")  # by a factor of 1 ± magnitude
@@ -100,7 +100,7 @@ def apply(images: Tensor, operation: Tensor, level: Tensor, sign: Tensor, fill: 
 
     amounts = torch.stack([torch.where(operation == number, magnitude, 0) for number in range(len(_GEOMETRIC))])
     moved = (operation >= 0) & (operation < len(_GEOMETRIC))
-    act(functools.partial(ops.affine, fill=fill), moved, _theta(amounts, height, width))
+    act(functools.partial(batch_operations.affine, fill=fill), moved, _theta(amounts, height, width))
     for number, function in enumerate(_OTHERS.values(), len(_GEOMETRIC)):
         act(function, operation == number, magnitude)
     return result
@@ -121,7 +121,7 @@ def _magnitudes(height: int, width: int) -> Tensor:
 
 
 def _theta(amounts: Tensor, height: int, width: int) -> Tensor:
-    """(5, N) amounts of the geometric operations, at most one of a picture not 0 -> (N, 2, 3), for `ops.affine`.
+    """(5, N) amounts of the geometric operations, at most one of a picture not 0 -> (N, 2, 3), for `affine`.
 
     Where each pixel comes from: x + s (y + H/2) and y + s (x + W/2) for the shears, about the upper left corner;
     x - t or y - t for the translations; counter-clockwise about the centre for the rotation. x from -W/2 to W/2.

@@ -20,7 +20,7 @@ from zoo import ops
 from zoo.errors import UsageError
 from zoo.layers.newton_schulz import NewtonSchulzAttention, NewtonSchulzWindowAttention
 from zoo.layers.replacement import is_of_transformers
-from zoo.ops.newton_schulz import MUON, check_steps
+from zoo.ops.newton_schulz import MUON, check_iteration
 
 # The child of each of timm's attentions that takes the merged heads.
 _TIMM: dict[type[nn.Module], str] = {
@@ -97,7 +97,9 @@ def insert_newton_schulz(
         There is no attention; one is not known here; one has the transformation already; one is causal; a name in
         `skip` is none; steps, coefficients or eps that make no sense.
     """
-    check_steps(steps, coefficients, eps)
+    check_iteration(steps, coefficients, eps)
+    if not isinstance(model, nn.Module):
+        raise UsageError(f"a model is an nn.Module, not {type(model).__name__}")
     places: dict[str, tuple[nn.Module, _Transformation]] = {}
     hooks: dict[nn.Module, _Transformation] = {}
     for name, module in _wanted(model, [skip] if isinstance(skip, str) else list(skip)):
@@ -107,10 +109,6 @@ def insert_newton_schulz(
         if hooks.setdefault(target, ours) != ours:
             raise UsageError(f"{name}: shares its projection with an attention of another number of heads")
         places[name] = (target, hooks[target])
-    if not places:
-        raise UsageError(
-            f"{type(model).__name__} holds no attention that is known here: that of a timm or transformers ViT or Swin"
-        )
     for target, ours in hooks.items():
         target.register_forward_pre_hook(ours)
     if "torch._dynamo" in sys.modules:  # a compiled model has no guard on hooks that were not there, and would go on
@@ -124,12 +122,7 @@ def head_merges(model: nn.Module) -> dict[str, tuple[nn.Module, int]]:
     Of every attention that `insert_newton_schulz` knows, and of those that have the transformation. UsageError for
     an attention that is not known, or where there is none.
     """
-    places = {name: _merged(name, module) for name, module in _wanted(model, [])}
-    if not places:
-        raise UsageError(
-            f"{type(model).__name__} holds no attention that is known here: that of a timm or transformers ViT or Swin"
-        )
-    return places
+    return {name: _merged(name, module) for name, module in _wanted(model, [])}
 
 
 @dataclass(frozen=True)
@@ -146,6 +139,12 @@ class _Transformation:
         x = merged.unflatten(-1, (self.heads, merged.shape[-1] // self.heads)).transpose(-3, -2)
         x = ops.newton_schulz(x, steps=self.steps, coefficients=self.coefficients, eps=self.eps)
         return (x.transpose(-3, -2).flatten(-2), *args[1:])
+
+    def remove_from(self, module: nn.Module) -> None:
+        """Take this hook off `module`; who finds it on a model, as `zoo.bench` does, knows by this that it can go."""
+        for key, hook in list(module._forward_pre_hooks.items()):
+            if hook is self:
+                del module._forward_pre_hooks[key]
 
 
 def _wanted(model: nn.Module, skip: list[str]) -> list[tuple[str, nn.Module]]:
@@ -167,6 +166,10 @@ def _wanted(model: nn.Module, skip: list[str]) -> list[tuple[str, nn.Module]]:
     useless = [pattern for pattern in skip if pattern not in matched]
     if useless:
         raise UsageError(f"skip: {useless[0]!r} is the name of no attention in this {type(model).__name__}")
+    if not found:
+        raise UsageError(
+            f"{type(model).__name__} holds no attention that is known here: that of a timm or transformers ViT or Swin"
+        )
     return found
 
 
@@ -194,10 +197,10 @@ def _is_unknown(module: nn.Module) -> bool:
 
 def _merged(name: str, module: Any) -> tuple[nn.Module, int]:
     """The child that takes the merged heads, and how many these are; UsageError where it is not to be touched."""
-    shown = f"{name or 'the model'} ({type(module).__module__}.{type(module).__qualname__})"
     if not _is_known(module):
         raise UsageError(
-            f"{shown} is an attention whose forward pass is not known here; skip={[name]} leaves it as it is"
+            f"{_shown(name, module)} is an attention whose forward pass is not known here;"
+            f" skip={[name]} leaves it as it is"
         )
     kind = next((kind for kind in _TIMM if isinstance(module, kind)), None)
     target = getattr(module, _TIMM[kind] if kind else "o_proj")
@@ -206,10 +209,14 @@ def _merged(name: str, module: Any) -> tuple[nn.Module, int]:
 
 def _untouched(name: str, module: nn.Module, target: nn.Module) -> None:
     """UsageError where the attention transforms its heads already."""
-    shown = f"{name or 'the model'} ({type(module).__module__}.{type(module).__qualname__})"
     if isinstance(module, _OURS):
-        raise UsageError(f"{shown} has the Newton-Schulz transformation already, as a layer")
+        raise UsageError(f"{_shown(name, module)} has the Newton-Schulz transformation already, as a layer")
     if any(isinstance(hook, _Transformation) for hook in target._forward_pre_hooks.values()):
         raise UsageError(
-            f"{shown} has the Newton-Schulz transformation already; remove() of the first insertion ends it"
+            f"{_shown(name, module)} has the Newton-Schulz transformation already;"
+            " remove() of the first insertion ends it"
         )
+
+
+def _shown(name: str, module: nn.Module) -> str:
+    return f"{name or 'the model'} ({type(module).__module__}.{type(module).__qualname__})"

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from zoo import ops
 from zoo.ops import naive
-from zoo.ops.newton_schulz import check_steps
+from zoo.ops.newton_schulz import check_iteration
 
 
 class _Transforming:
@@ -37,7 +37,7 @@ class NewtonSchulzAttention(_Transforming, Attention):
     """
 
     def __init__(self, *args: Any, ns_steps: int = 1, **kwargs: Any) -> None:
-        check_steps(ns_steps)
+        check_iteration(ns_steps)
         super().__init__(*args, **kwargs)
         self.ns_steps = ns_steps
 
@@ -78,7 +78,7 @@ class NewtonSchulzWindowAttention(_Transforming, WindowAttention):
     """
 
     def __init__(self, *args: Any, ns_steps: int = 1, **kwargs: Any) -> None:
-        check_steps(ns_steps)
+        check_iteration(ns_steps)
         super().__init__(*args, **kwargs)
         self.ns_steps = ns_steps
         self.head_dim = self.proj.in_features // self.num_heads

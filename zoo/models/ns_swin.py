@@ -94,6 +94,6 @@ def test_ns_swin(pretrained: bool = False, **kwargs: Any) -> nn.Module:
 
 
 @register_model
-def test_source_swin(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+def test_cifar_swin(pretrained: bool = False, **kwargs: Any) -> nn.Module:
     """The twin of `test_ns_swin`."""
-    return _build(SwinTransformer, "test_source_swin", pretrained, **{**_TEST, **kwargs})
+    return _build(SwinTransformer, "test_cifar_swin", pretrained, **{**_TEST, **kwargs})

@@ -15,9 +15,10 @@ from timm.models import register_model
 from timm.models.vision_transformer import Block, VisionTransformer, checkpoint_filter_fn
 from torch import nn
 
+from zoo.errors import UsageError
 from zoo.layers import NewtonSchulzAttention
 from zoo.models._build import build_vision_model
-from zoo.ops.newton_schulz import check_steps
+from zoo.ops.newton_schulz import check_iteration
 
 _CIFAR = {
     "img_size": 32,
@@ -32,13 +33,15 @@ _SMALL_224 = {"img_size": 224, "patch_size": 16, "embed_dim": 384, "depth": 12, 
 _TEST = {**_CIFAR, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 3}
 
 
-class SourceVisionTransformer(VisionTransformer):
+class CifarVisionTransformer(VisionTransformer):
     """timm's `VisionTransformer` with the source's start and its drop path, which is the same in every block.
 
     images: (batch, channels, height, width) -> logits: (batch, classes).
     """
 
     def __init__(self, *, drop_path_rate: float = 0.0, **kwargs: Any) -> None:
+        if drop_path_rate and "block_fn" in kwargs:
+            raise UsageError("drop_path_rate is that of this model's own blocks; a block_fn has to bring its own")
         super().__init__(**{"block_fn": _with_drop_path(drop_path_rate), **kwargs})
 
     @torch.no_grad()
@@ -59,14 +62,16 @@ class _NewtonSchulz:
     """Mixed into a `VisionTransformer`: Newton-Schulz Attention with `ns_steps`, the number K of iterations."""
 
     def __init__(self, *, ns_steps: int = 1, **kwargs: Any) -> None:
-        check_steps(ns_steps)
+        check_iteration(ns_steps)
+        if "attn_layer" in kwargs:
+            raise UsageError("this model is its attention; take its twin for another attn_layer")
         super().__init__(**{"attn_layer": NewtonSchulzAttention, **kwargs})
         for block in self.blocks:  # type: ignore[attr-defined]  # timm hands no argument of its own to attn_layer
             block.attn.ns_steps = ns_steps
 
 
-class NsVisionTransformer(_NewtonSchulz, SourceVisionTransformer):
-    """`SourceVisionTransformer` with Newton-Schulz Attention; `ns_steps` is the number K of iterations."""
+class NsVisionTransformer(_NewtonSchulz, CifarVisionTransformer):
+    """`CifarVisionTransformer` with Newton-Schulz Attention; `ns_steps` is the number K of iterations."""
 
 
 class _NsTimmVisionTransformer(_NewtonSchulz, VisionTransformer):
@@ -97,7 +102,7 @@ def ns_vit_cifar10(pretrained: bool = False, **kwargs: Any) -> nn.Module:
 @register_model
 def vit_cifar10(pretrained: bool = False, **kwargs: Any) -> nn.Module:
     """The twin of `ns_vit_cifar10` with softmax attention alone."""
-    return _build(SourceVisionTransformer, "vit_cifar10", pretrained, **{**_CIFAR, **kwargs})
+    return _build(CifarVisionTransformer, "vit_cifar10", pretrained, **{**_CIFAR, **kwargs})
 
 
 @register_model
@@ -109,7 +114,7 @@ def ns_vit_cifar100(pretrained: bool = False, **kwargs: Any) -> nn.Module:
 @register_model
 def vit_cifar100(pretrained: bool = False, **kwargs: Any) -> nn.Module:
     """The twin of `ns_vit_cifar100` with softmax attention alone."""
-    return _build(SourceVisionTransformer, "vit_cifar100", pretrained, **{**_CIFAR, **kwargs})
+    return _build(CifarVisionTransformer, "vit_cifar100", pretrained, **{**_CIFAR, **kwargs})
 
 
 @register_model
@@ -131,6 +136,6 @@ def test_ns_vit(pretrained: bool = False, **kwargs: Any) -> nn.Module:
 
 
 @register_model
-def test_source_vit(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+def test_cifar_vit(pretrained: bool = False, **kwargs: Any) -> nn.Module:
     """The twin of `test_ns_vit`."""
-    return _build(SourceVisionTransformer, "test_source_vit", pretrained, **{**_TEST, **kwargs})
+    return _build(CifarVisionTransformer, "test_cifar_vit", pretrained, **{**_TEST, **kwargs})

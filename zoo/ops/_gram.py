@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from zoo.ops._chebyshev import Series, action, action_adjoint
-from zoo.ops._modes import full_precision, transformed, watched
+from zoo.ops._modes import full_precision, recorded, transformed, watched
 from zoo.ops._skew import bound_of, needs_double, phi1, plan, table_of
 from zoo.ops._tokens import both, passes, sheared, small, turned
 
@@ -28,8 +28,7 @@ from zoo.ops._tokens import both, passes, sheared, small, turned
 def gram_attention(q: Tensor, k: Tensor, v: Tensor, alpha: float | Tensor, max_norm: float | None) -> Tensor:
     """exp(S) V of one dtype, float32 or float64; q, k, v: (..., heads, tokens, .); alpha a number, () or (heads,)."""
     c = scale(alpha, q)
-    recorded = torch.compiler.is_exporting() or torch.jit.is_tracing()  # type: ignore[attr-defined]
-    by_hand = watched(q, k, v, c) and not recorded and not transformed()
+    by_hand = watched(q, k, v, c) and not recorded() and not transformed()
     if by_hand and max_norm is None:
         max_norm = _choose(q, k, c)
     if max_norm is None:

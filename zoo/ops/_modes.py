@@ -28,10 +28,14 @@ def watched(*inputs: Tensor | float) -> bool:
     return torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in inputs)
 
 
+def recorded() -> bool:
+    """Whether a graph is made of what is computed, for another runtime, rather than the numbers themselves."""
+    return torch.compiler.is_exporting() or torch.jit.is_tracing()  # type: ignore[attr-defined]
+
+
 def only_numbers(*inputs: Tensor) -> bool:
     """Whether nothing but the numbers is wanted, so that buffers may be written and sizes looked at."""
-    traced = torch.jit.is_tracing()  # type: ignore[attr-defined]
-    return not traced and not torch.compiler.is_compiling() and not transformed() and not watched(*inputs)
+    return not recorded() and not torch.compiler.is_compiling() and not transformed() and not watched(*inputs)
 
 
 def full_precision(device: torch.device) -> contextlib.AbstractContextManager[object]:

@@ -44,10 +44,10 @@ def transform(x: Tensor, how: Iteration, *, recorded: bool = False) -> Tensor:
     `recorded` says that a graph is made for another runtime: it gets the form with the fewest passes over the tokens.
     """
     if how.eps:
-        return _restored(x, how, recorded)
+        return _followed(x, how, recorded)
     size = x.abs().amax((-2, -1), keepdim=True).detach()  # so that no square overflows; it drops out again
     size = torch.where(size == 0.0, 1.0, size)
-    return _restored(x / size, how, recorded=False) * size
+    return _followed(x / size, how, recorded=False) * size
 
 
 def transform_by_hand(x: Tensor, how: Iteration) -> Tensor:
@@ -129,7 +129,7 @@ def _adjoint(x: Tensor, grad: Tensor, saved: list[Tensor], how: Iteration) -> Te
     return grad
 
 
-def _restored(x: Tensor, how: Iteration, recorded: bool) -> Tensor:
+def _followed(x: Tensor, how: Iteration, recorded: bool) -> Tensor:
     """X_hat, differentiable as often as one likes."""
     a, b, c = how.coefficients
     gram = _gram(x)

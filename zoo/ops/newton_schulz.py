@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from zoo.errors import UsageError
-from zoo.ops._modes import full_precision, is_number, only_numbers, transformed, watched
+from zoo.ops._modes import full_precision, is_number, only_numbers, recorded, transformed, watched
 from zoo.ops._ns_gram import Coefficients, Iteration, transform, transform_by_hand
 
 MUON: Coefficients = (3.4445, -4.7750, 2.0315)
@@ -45,28 +45,27 @@ def newton_schulz(
     """
     if not isinstance(x, Tensor) or x.dim() < 2 or not x.is_floating_point():
         raise UsageError(f"x must be (..., tokens, head_dim) of a floating-point type, not {_shown(x)}")
-    check_steps(steps, coefficients, eps)
+    check_iteration(steps, coefficients, eps)
     if not x.numel():
         return x.clone()
     a, b, c = (float(value) for value in coefficients)
     how = Iteration(steps, (a, b, c), float(eps))
     with full_precision(x.device):
         flat = x.reshape(-1, *x.shape[-2:])
-        recorded = torch.compiler.is_exporting() or torch.jit.is_tracing()  # type: ignore[attr-defined]
-        if how.eps and (only_numbers(x) or (watched(x) and not recorded and not transformed())):
+        if how.eps and (only_numbers(x) or (watched(x) and not recorded() and not transformed())):
             return transform_by_hand(flat, how).view(x.shape)
         wide = flat.to(torch.promote_types(x.dtype, torch.float32))
-        return transform(wide, how, recorded=recorded).to(x.dtype).view(x.shape)
+        return transform(wide, how, recorded=recorded()).to(x.dtype).view(x.shape)
 
 
-def check_steps(steps: int, coefficients: tuple[float, float, float] = MUON, eps: float = 0.0) -> None:
+def check_iteration(steps: int, coefficients: tuple[float, float, float] = MUON, eps: float = 0.0) -> None:
     """UsageError unless these are a number of steps, the coefficients of one, and a clamp."""
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
         raise UsageError(f"steps must be a whole number from 1 on, not {steps!r}")
     if not isinstance(coefficients, tuple | list) or len(coefficients) != 3 or not all(map(_finite, coefficients)):
         raise UsageError(f"coefficients must be three finite numbers (a, b, c), not {coefficients!r}")
-    if not (_finite(eps) and eps >= 0.0):
-        raise UsageError(f"eps must be a finite number from 0 on, not {eps!r}")
+    if not (_finite(eps) and 0.0 <= eps <= 1e18):
+        raise UsageError(f"eps must be a number from 0 to 1e18, not {eps!r}")
 
 
 def _finite(value: object) -> bool:

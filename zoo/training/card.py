@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import yaml
 
 from zoo import registry
 from zoo.data import DATASETS
+from zoo.training import recipes
 
 
 def card(results: dict[str, Any]) -> str:
@@ -18,12 +20,14 @@ def card(results: dict[str, Any]) -> str:
     top1 = f"{results['top1']:.2f} % ({results['correct']} of {results['total']})"
     settings = ", ".join(f"{key} {value}" for key, value in results["recipe"].items())
     metadata = yaml.safe_dump(_metadata(entry, results), sort_keys=False)
-    paper = _paper(entry) if results["dataset"] == entry.dataset else ""
+    own = results["dataset"] == entry.dataset
+    what_it_is = f"{entry.summary[0].upper()}{entry.summary[1:]}" if own else _elsewhere(name, results)
+    loaded = name if own else "this/folder"
     return f"""---
 {metadata}---
 # {name}
 
-{entry.summary[0].upper()}{entry.summary[1:]}.
+{what_it_is}.
 
 | what | figure | measured by |
 | --- | --- | --- |
@@ -31,12 +35,12 @@ def card(results: dict[str, Any]) -> str:
 | cross-entropy on {what} | {results["loss"]:.4f} nats | `{results["command"]}` |
 | parameters | {results["parameters"]:,} | counted when the file was written |
 
-{paper}## Use
+{_paper(entry, results) if own else ""}## Use
 
 ```python
 import zoo
 
-model = zoo.load("{name}")
+model = zoo.load("{loaded}")
 zoo.predict(model, "picture.png")  # [(label, probability), ...]
 ```
 
@@ -49,15 +53,27 @@ The log is in `log.jsonl`, all figures in `results.json`.
 """
 
 
-def _paper(entry: registry.Entry) -> str:
-    """The source's figure, and its recipe where it is another one than the entry's."""
+def _elsewhere(name: str, results: dict[str, Any]) -> str:
+    """What a model is that learned from other data than its entry's."""
+    labels = results["labels"]
+    shown = ", ".join(labels[:10]) + (", ..." if len(labels) > 10 else "")
+    return f"The architecture of `{name}`, trained on {results['dataset']}: {len(labels)} classes ({shown})"
+
+
+def _paper(entry: registry.Entry, results: dict[str, Any]) -> str:
+    """The source's figure, and plainly whether its recipe is the one that was run."""
     if entry.paper is None:
         return ""
     figure = f"The source's figure: {entry.paper.figure} ({entry.paper.source})."
-    if entry.paper.recipe in (None, entry.recipe):
+    theirs = entry.paper.recipe
+    if theirs is None:
         return f"{figure}\n\n"
-    command = f"zoo train {entry.name} --recipe {entry.paper.recipe}"
-    return f"{figure}\nThat recipe is `{command}` here and has not been run yet: the two figures do not compare.\n\n"
+    if results["recipe"] == msgspec.to_builtins(recipes.recipe(theirs)):
+        return f"{figure}\nThis training followed its recipe.\n\n"
+    command = f"zoo train {entry.name} --recipe {theirs}"
+    return (
+        f"{figure}\nThis training did not follow its recipe, which is `{command}`: the two figures do not compare.\n\n"
+    )
 
 
 def _metadata(entry: registry.Entry, results: dict[str, Any]) -> dict[str, Any]:

@@ -39,6 +39,11 @@ def load(folder: Path) -> dict[str, Any]:
         raise DamagedError(f"{path} is no checkpoint of a training ({line}); start again with --overwrite") from None
 
 
+def there(folder: Path) -> bool:
+    """Whether the folder has a checkpoint."""
+    return (folder / FILE).is_file()
+
+
 def discard(folder: Path) -> None:
     """Remove the checkpoint of a training that is finished."""
     (folder / FILE).unlink(missing_ok=True)

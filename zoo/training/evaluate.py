@@ -80,11 +80,12 @@ def evaluate_named(
     named = facts(model).get("label_names")
     if len(arrays.labels) != model.num_classes or (data and named and tuple(named) != arrays.labels):
         raise UsageError(
-            f"{name} knows {model.num_classes} classes{_some(named)}, {dataset} has {len(arrays.labels)}"
-            f"{_some(arrays.labels)}; train on it first: zoo train --data {dataset} --init {name}"
+            f"{name} knows {model.num_classes} classes{_first_labels(named)}, {dataset} has {len(arrays.labels)}"
+            f"{_first_labels(arrays.labels)}; train on it first:"
+            f" zoo train {facts(model)['zoo_name']} --data {dataset} --init {name}"
         )
     return evaluate(model, arrays, batch_size=batch_size)
 
 
-def _some(labels: Sequence[str] | None) -> str:
+def _first_labels(labels: Sequence[str] | None) -> str:
     return f" ({', '.join(labels[:3])}{', ...' if len(labels) > 3 else ''})" if labels else ""

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from zoo.data import IMAGE_FOLDER
 from zoo.errors import NotFoundError, UsageError
 from zoo.training import checkpoint, result
-from zoo.training.material import Job
+from zoo.training.job import Job
 from zoo.training.recipes import Recipe, override
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+_LOCK = ".lock"
 
 
 def inspect(folder: Path, *, resume: bool, overwrite: bool) -> dict[str, Any] | None:
@@ -41,6 +50,29 @@ def inspect(folder: Path, *, resume: bool, overwrite: bool) -> dict[str, Any] | 
     return None
 
 
+@contextlib.contextmanager
+def claimed(folder: Path) -> Iterator[None]:
+    """Hold `folder`, made if need be, against other trainings of this machine; UsageError where one holds it.
+
+    Where the system has no such locks (Windows) nothing is held.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = (folder / _LOCK).open("w")
+    except OSError as error:
+        raise UsageError(f"cannot write to the folder {folder} ({error.strerror}); choose another: --output") from None
+    with file:
+        if fcntl is not None:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise UsageError(f"another training is writing to {folder}; choose another folder: --output") from None
+        try:
+            yield
+        finally:
+            (folder / _LOCK).unlink(missing_ok=True)
+
+
 def clear(folder: Path, *, keep: bool) -> None:
     """Make `folder` and remove what a kill in the middle of a write left; without `keep`, an earlier training too."""
     try:
@@ -64,15 +96,20 @@ def job_of(
     """The training that a checkpoint was made by.
 
     `given` are the settings named on resuming, `asked` what else was named, None where nothing was: they may repeat
-    what the checkpoint says, not contradict it.
+    what the checkpoint says, not contradict it. But a folder of pictures may have moved, and `storage` may change.
     """
     recipe = msgspec.convert(state["recipe"], Recipe)
+    if "storage" in given:
+        recipe = override(recipe, {"storage": given["storage"]})
+    data = state["data"]
+    if all((one or "").startswith(IMAGE_FOLDER) for one in (data, asked["data"])):
+        data = asked["data"]
     model_args = dict(state["model_args"])
     fields = {key: value for key, value in given.items() if key in Recipe.__struct_fields__}
     wanted = {**model_args, **given}
     wanted |= msgspec.to_builtins(override(recipe, fields))  # texts as the numbers they mean
     found = {**msgspec.to_builtins(recipe), **model_args, "name": state["name"], "processes": state["processes"]}
-    found |= {key: state[key] for key in asked}
+    found |= {key: state[key] for key in asked} | {"data": data}
     wanted |= {"name": name, "processes": processes} | {key: value for key, value in asked.items() if value is not None}
     changed = [f"{key} {found.get(key)}, not {wanted[key]}" for key in wanted if wanted[key] != found.get(key)]
     if changed:
@@ -80,4 +117,4 @@ def job_of(
             f"the checkpoint in {folder} belongs to another training ({', '.join(changed)}); resume it as it was,"
             " or start anew with --overwrite"
         )
-    return Job(name, recipe, state["recipe_name"], model_args, folder, data_dir, state["data"], state["init"])
+    return Job(name, recipe, state["recipe_name"], model_args, folder, data_dir, data, state["init"])

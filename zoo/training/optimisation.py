@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler, OneCycleLR
 from zoo.training.recipes import Recipe
 
 # Where "warm-up-cosine" starts and ends.
-LEAST = 1e-6
+MIN_LR = 1e-6
 
 
 def optimizer_of(model: nn.Module, recipe: Recipe) -> AdamW:
@@ -30,10 +30,11 @@ def optimizer_of(model: nn.Module, recipe: Recipe) -> AdamW:
 
 def schedule_of(optimizer: Optimizer, recipe: Recipe, total: int) -> LRScheduler:
     """The schedule of `recipe` over `total` steps; it is stepped once a batch."""
-    if recipe.schedule == "one-cycle":
-        return OneCycleLR(optimizer, recipe.lr, total_steps=total, pct_start=recipe.warmup, cycle_momentum=False)
     rise = recipe.warmup * total
-    least = LEAST / recipe.lr
+    if recipe.schedule == "one-cycle":
+        share = 0.0 if math.isclose(rise, 1.0) else recipe.warmup  # torch divides by the steps of the rise less one
+        return OneCycleLR(optimizer, recipe.lr, total_steps=total, pct_start=share, cycle_momentum=False)
+    least = MIN_LR / recipe.lr
 
     def factor(step: int) -> float:
         if step < rise:

@@ -12,15 +12,15 @@ from zoo.errors import NotFoundError, UsageError
 Count = Annotated[int, msgspec.Meta(ge=1)]
 Share = Annotated[float, msgspec.Meta(ge=0, lt=1)]
 Probability = Annotated[float, msgspec.Meta(ge=0, le=1)]
-NotNegative = Annotated[float, msgspec.Meta(ge=0)]
+NotNegative = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 Whole = Annotated[int, msgspec.Meta(ge=0)]
-Positive = Annotated[float, msgspec.Meta(gt=0)]
+Positive = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
 
 
 class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """AdamW, its rate stepped once a batch.
 
-    Optimiser: `batch_size` is that of all processes together. `schedule` is "one-cycle" (linear-cosine of
+    Optimiser: `batch_size` is that of all processes together. `schedule` is "one-cycle" (up and down by a cosine,
     `torch.optim.lr_scheduler.OneCycleLR`) or "warm-up-cosine" (linearly from 1e-6 to `lr`, by a cosine back to 1e-6);
     `warmup` is the share of the steps in which the rate rises. `decay_all`: weight decay on every parameter, else on
     the matrices that the model does not spare. `clip` bounds the gradient's norm.
@@ -68,7 +68,8 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
 RECIPES = {
     "mnist": Recipe(epochs=16, lr=1e-3, warmup=0.1, shift=1),
-    # Every number of arXiv 2609.27735 and of the code it follows, arXiv 2112.13492.
+    # Every number of arXiv 2609.27735, its gaps filled from the code it follows, that of arXiv 2112.13492; where this
+    # differs from that code is said in docs/newton-schulz.md.
     "ns-cifar": Recipe(
         epochs=100,
         schedule="warm-up-cosine",
@@ -86,7 +87,7 @@ RECIPES = {
         drop_path=0.1,
         storage="float16",
     ),
-    # What two CPU cores do in less than an hour. Rate and batch were chosen on held-out training pictures, once for
+    # What one CPU core does in about an hour. Rate and batch were chosen on held-out training pictures, once for
     # all arms: docs/results/ns-cifar.md.
     "cifar-cpu": Recipe(
         epochs=5,
@@ -137,6 +138,8 @@ def override(base: Recipe, settings: Mapping[str, Any]) -> Recipe:
     unknown = sorted(set(settings) - set(base.__struct_fields__))
     if unknown:
         raise UsageError(f"a recipe has no {unknown[0]!r}; it has {', '.join(base.__struct_fields__)}")
+    if settings.get("precision") is False:  # YAML's reading of `no`
+        settings = {**settings, "precision": "no"}
     try:
         return msgspec.convert({**msgspec.structs.asdict(base), **settings}, Recipe, strict=False)
     except msgspec.ValidationError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import platform
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +17,15 @@ from timm.models._hub import save_config_for_hf
 from torch import nn
 
 import zoo
-from zoo import hub, registry
+from zoo import hub
 from zoo.data import ImageArrays
-from zoo.errors import DamagedError
+from zoo.errors import DamagedError, UsageError
 from zoo.files import atomic, write_json, write_text
 from zoo.loading import facts, load
 from zoo.models._build import OWN_FACTS
-from zoo.training import recipes
 from zoo.training.card import card
 from zoo.training.evaluate import evaluate
-from zoo.training.material import Job
+from zoo.training.job import Job
 
 FILE = "results.json"
 FILES = (hub.WEIGHTS_FILE, "config.json", "README.md", FILE, "log.jsonl")
@@ -37,14 +37,18 @@ def write(job: Job, model: nn.Module, test: ImageArrays, *, steps: int, seconds:
     save_weights(model, folder / hub.WEIGHTS_FILE, getattr(torch, recipe.storage))
     save_config(model, folder / "config.json")
     figures = evaluate(load(str(folder.resolve())), test)
-    data = [] if job.data is None else ["--data", job.data]
+    shared = replace(job, data=job.public_data)
+    training = shlex.join(shared.command())
+    data = [] if shared.data is None else ["--data", shared.data]
+    evaluation = shlex.join(["zoo", "eval", str(folder), *data])
     document = {
         "name": job.name,
-        "dataset": job.dataset,
+        "dataset": shared.dataset,
+        "labels": list(test.labels),
         "split": "held-out training pictures" if recipe.holdout else "test",
         **figures.to_dict(),
-        "command": shlex.join(["zoo", "eval", str(folder), *data]),
-        "trained_by": training_command(job),
+        "command": training if recipe.holdout else evaluation,  # a slice that was held out is measured there alone
+        "trained_by": training,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "sha256": hub.sha256_of(folder / hub.WEIGHTS_FILE),
         "bytes": (folder / hub.WEIGHTS_FILE).stat().st_size,
@@ -66,19 +70,6 @@ def write(job: Job, model: nn.Module, test: ImageArrays, *, steps: int, seconds:
     write_json(folder / FILE, document)
 
 
-def training_command(job: Job) -> str:
-    """The command that trains this again: recipe, data and start where they are not the entry's, and every setting."""
-    usual = msgspec.to_builtins(recipes.recipe(job.recipe_name))
-    changed = {key: value for key, value in msgspec.to_builtins(job.recipe).items() if value != usual[key]}
-    changed |= job.model_args
-    other = job.recipe_name if job.recipe_name != registry.get(job.name).recipe else None
-    options = {"--recipe": other, "--data": job.data, "--init": job.init}
-    words = [word for key, value in options.items() if value is not None for word in (key, value)]
-    return shlex.join(
-        ["zoo", "train", job.name, *words, *(f"--set={key}={json.dumps(changed[key])}" for key in changed)]
-    )
-
-
 def read(folder: Path) -> dict[str, Any]:
     """What `results.json` in `folder` says."""
     try:
@@ -89,11 +80,15 @@ def read(folder: Path) -> dict[str, Any]:
 
 def save_weights(model: nn.Module, path: Path, dtype: torch.dtype = torch.float32) -> None:
     """Write the state dict as safetensors in `dtype`, atomically, with the metadata that other loaders look for."""
-    metadata = {"format": "pt", "zoo_version": zoo.__version__}
+    # One key only: several are written in a random order, and the hash of equal weights would differ.
+    metadata = {"format": "pt"}
     tensors = {
         name: tensor.detach().to("cpu", dtype if tensor.is_floating_point() else tensor.dtype).contiguous()
         for name, tensor in model.state_dict().items()
     }
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+            raise UsageError(f"{name} has values beyond the range of {tensor.dtype}; add --set storage=float32")
     with atomic(path) as temporary:
         safetensors.torch.save_file(tensors, temporary, metadata=metadata)
 

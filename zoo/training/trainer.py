@@ -6,6 +6,7 @@ state of a random generator and equals an uninterrupted one bit for bit (on the 
 
 from __future__ import annotations
 
+import contextlib
 import math
 import shlex
 import sys
@@ -22,18 +23,20 @@ from torch import Tensor, nn
 from zoo import registry
 from zoo.data import batch_of_step
 from zoo.data.arrays import steps_per_epoch
+from zoo.data.augment import to_device
 from zoo.data.preprocessing import Preprocessing
 from zoo.errors import DamagedError, DivergedError, InterruptedRun, UsageError
 from zoo.loading import resolve_device
 from zoo.training import checkpoint, recipes, result
 from zoo.training.augmentation import augmented
 from zoo.training.evaluate import evaluate
-from zoo.training.folder import clear, inspect, job_of
+from zoo.training.folder import claimed, clear, inspect, job_of
+from zoo.training.job import Job
 from zoo.training.log import Log
-from zoo.training.material import Job, model_and_data
 from zoo.training.optimisation import optimizer_of, schedule_of
 from zoo.training.process import StopSignal, accelerator_on, progress_bar, world_size
 from zoo.training.recipes import RECIPES, Recipe
+from zoo.training.setup import model_and_data, refuse_reserved
 
 
 def train(
@@ -96,13 +99,15 @@ def train(
             raise UsageError(f"{name} has no recipe in the registry; name one with --recipe: {', '.join(RECIPES)}")
         values = recipes.override(recipes.recipe(chosen), known)
         model_args = {key: value for key, value in given.items() if key not in known}
+        refuse_reserved(model_args)
         job = Job(name, values, chosen, model_args, folder, data_dir, data, init)
     else:
         asked = {"recipe_name": recipe, "data": data, "init": init}
         job = job_of(state, name, given, asked, world_size(), folder, data_dir)
-    with accelerator_on(place, job.recipe.precision) as accelerator:
-        run = _Run(job, accelerator)
+    with accelerator_on(place, job.recipe.precision) as accelerator, contextlib.ExitStack() as held:
+        run = _Run(job, accelerator, resumed=state is not None)
         if accelerator.is_main_process:
+            held.enter_context(claimed(folder))
             clear(folder, keep=state is not None)
         accelerator.wait_for_everyone()
         if state is not None:
@@ -115,9 +120,9 @@ def train(
 class _Run:
     """One training in one process: model, optimiser, schedule, data, and how far it is."""
 
-    def __init__(self, job: Job, accelerator: Accelerator) -> None:
+    def __init__(self, job: Job, accelerator: Accelerator, *, resumed: bool) -> None:
         self.job, self.accelerator, recipe = job, accelerator, job.recipe
-        self.bare, data, self.test = model_and_data(job)
+        self.bare, data, self.test = model_and_data(job, resumed=resumed)
         self.preprocessing = Preprocessing.of(self.bare)
         self.data = data.to(accelerator.device)
         self.epoch_steps = steps_per_epoch(len(self.data), recipe.batch_size, recipe.repeats)
@@ -136,7 +141,13 @@ class _Run:
         self._mark = 0, 0.0  # step and time of the last report
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state`, which `state()` made, stands."""
+        """Go on where `state`, which `state()` made, stands; UsageError where the data are no longer the same."""
+        found, now = state.get("data_facts"), self._data_facts()
+        if found is not None and found != now:
+            raise UsageError(
+                f"{self.job.dataset} is not what this training began with: {_difference(found, now)}; bring it back, or"
+                " start anew with --overwrite"
+            )
         self.bare.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.schedule.load_state_dict(state["schedule"])
@@ -150,6 +161,7 @@ class _Run:
         return {
             "name": self.job.name,
             "data": self.job.data,
+            "data_facts": self._data_facts(),
             "init": self.job.init,
             "recipe_name": self.job.recipe_name,
             "recipe": msgspec.to_builtins(self.job.recipe),
@@ -163,12 +175,19 @@ class _Run:
             "scaler": scaler.state_dict() if scaler is not None else None,
         }
 
+    def _data_facts(self) -> dict[str, Any]:
+        """What tells other data from these: targets depend on the order of the labels, steps on the number."""
+        return {"labels": list(self.data.labels), "pictures": len(self.data), "sum": int(self.data.images.sum())}
+
     def go(self, stop_after: int | None, progress: bool) -> None:
         """Train to the end and write the result."""
         job, main = self.job, self.accelerator.is_main_process
         log = Log(job.folder, keep_until=self.step) if main else None
         if log is not None and self.step == 0:
-            log.write(step=0, name=job.name, recipe=msgspec.to_builtins(job.recipe), model_args=job.model_args)
+            origin = {"recipe_name": job.recipe_name, "data": job.public_data, "init": job.init}
+            log.write(
+                step=0, name=job.name, **origin, recipe=msgspec.to_builtins(job.recipe), model_args=job.model_args
+            )
         with (
             progress_bar(self.total, self.step, job.name, shown=progress and main) as bar,
             StopSignal(self.accelerator) as stop,
@@ -211,7 +230,8 @@ class _Run:
             repeats=recipe.repeats,
             rank=rank,
             world=world,
-        ).to(self.data.images.device)
+        )
+        index = to_device(index, self.data.images.device)
         images, targets = augmented(
             self.data.images[index],
             self.data.targets[index],
@@ -249,10 +269,12 @@ class _Run:
             raise self._diverged("parameters are")
 
     def _diverged(self, what: str) -> DivergedError:
-        gentler = self._command("--overwrite", "--set", f"lr={self.job.recipe.lr / 2:g}")
+        words = self.job.command(lr=self.job.recipe.lr / 2)
+        gentler = shlex.join([*words, "--output", str(self.job.folder), "--overwrite"])
+        kept = f"; a checkpoint from before stays in {self.job.folder}" if checkpoint.there(self.job.folder) else ""
         return DivergedError(
-            f"{what} no number any more, by step {self.step} of {self.total} of {self.job.name}; a checkpoint from"
-            f" before stays in {self.job.folder}; `{gentler}` starts gentler"
+            f"{what} no number any more, by step {self.step} of {self.total} of {self.job.name}{kept};"
+            f" `{gentler}` starts gentler"
         )
 
     def _command(self, *words: str) -> str:
@@ -284,3 +306,11 @@ class _Run:
         if self.accelerator.check_trigger():  # all processes leave together, or the others would wait forever
             raise self._diverged("answers to the test set are")
         self._mark = self.step, time.perf_counter()
+
+
+def _difference(found: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    if found["labels"] != now["labels"]:
+        return f"its classes were {len(found['labels'])} ({', '.join(found['labels'][:5])}), other ones than now"
+    if found["pictures"] != now["pictures"]:
+        return f"it had {found['pictures']} training pictures, now {now['pictures']}"
+    return "its pictures were others"
