@@ -16,8 +16,9 @@ ROOT = Path(__file__).resolve().parent.parent
 ARMS = sorted(path.parent for path in (ROOT / "docs/results/osa-mnist").glob("*/results.json"))
 
 
-def test_the_tables_of_osa_mnist_are_those_of_its_logs() -> None:
-    command = [sys.executable, str(ROOT / "scripts/figure_osa_mnist.py"), "--check"]
+@pytest.mark.parametrize("script", ["figure_osa_mnist.py", "figure_ns_cifar.py"])
+def test_the_tables_are_those_of_the_logs(script: str) -> None:
+    command = [sys.executable, str(ROOT / "scripts" / script), "--check"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
 
@@ -34,3 +35,16 @@ def test_every_arm_had_the_same_recipe(arm: Path) -> None:
     log = [json.loads(line) for line in (arm / "log.jsonl").read_text(encoding="utf-8").splitlines()]
     assert [row["test"] for row in log if "test" in row][-1]["top1"] == results["top1"]
     assert log[-1]["step"] == results["steps"] == 2808
+
+
+NS_ARMS = sorted(path.parent for path in (ROOT / "docs/results/ns-cifar").glob("*/results.json"))
+
+
+@pytest.mark.parametrize("arm", NS_ARMS, ids=lambda arm: arm.name)
+def test_every_arm_of_ns_cifar_had_the_same_recipe(arm: Path) -> None:
+    results = json.loads((arm / "results.json").read_text(encoding="utf-8"))
+    assert msgspec.convert(results["recipe"], recipes.Recipe) == recipes.recipe("cifar-cpu")
+    log = [json.loads(line) for line in (arm / "log.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert log[-1]["step"] == results["steps"] == 3905
+    floor = {"ns-vit-cifar100": 35, "ns-swin-cifar100": 40, "ns-vit-cifar10": 68, "ns-swin-cifar10": 72}
+    assert results["top1"] >= floor.get(arm.name, 10)
