@@ -129,20 +129,26 @@ def test_a_mechanism_without_a_literal_layer(recwarn: pytest.WarningsRecorder) -
     assert any("test-osa-vit do not fit its twin test-vit, which was timed with its own" in w for w in report.warnings)
 
 
-@pytest.mark.parametrize("classes", [10, 7])
-def test_a_folder_has_the_twin_of_the_model_that_it_holds(classes: int, tmp_path: Path) -> None:
-    """What was trained with other arguments has none."""
-    model = load("test-ns-vit", pretrained=False, num_classes=classes)
-    folder = tmp_path / "run"
+def stored(folder: Path, **arguments: int) -> str:
+    model = load("test-ns-vit", pretrained=False, **arguments)
     folder.mkdir()
     result.save_config(model, folder / "config.json")
     result.save_weights(model, folder / "model.safetensors")
-    if classes == 7:
-        with pytest.raises(UsageError, match="do not fit the twin test-cifar-vit"):
-            run(str(folder), **QUICK, backends="eager")
-        return
-    report = run(str(folder), **QUICK, backends="eager")
-    assert [row.model for row in report.rows] == [str(folder), "test-cifar-vit", f"{folder} (literal)"]
+    return str(folder)
+
+
+@pytest.mark.parametrize("arguments", [{"depth": 3}, {"num_heads": 6}])
+def test_a_folder_of_other_layers_or_heads_has_no_twin(arguments: dict[str, int], tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="do not fit the twin test-cifar-vit"):
+        run(stored(tmp_path / "run", **arguments), **QUICK, backends="eager")
+
+
+@pytest.mark.parametrize("arguments", [{}, {"num_classes": 7}, {"img_size": 64}])
+def test_a_folder_has_the_twin_of_the_model_that_it_holds(arguments: dict[str, int], tmp_path: Path) -> None:
+    """With its classes and for its pictures."""
+    folder = stored(tmp_path / "run", **arguments)
+    report = run(folder, **QUICK, backends="eager")
+    assert [row.model for row in report.rows] == [folder, "test-cifar-vit", f"{folder} (literal)"]
     assert {row.weights for row in report.rows} == {"trained"}
     assert len({row.state_sha256 for row in report.rows}) == 1
 

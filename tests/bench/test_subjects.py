@@ -122,7 +122,7 @@ def test_a_module_of_ours_has_the_twin_that_its_facts_name_under_paper() -> None
     assert [row.arm for row in report.rows] == ["model", "twin", "literal"]
     assert len({row.state_sha256 for row in report.rows}) == 1
     with pytest.raises(UsageError, match="the weights of test-ns-vit do not fit the twin"):
-        run(load("test-ns-vit", pretrained=False, num_classes=7), **PAPER)
+        run(load("test-ns-vit", pretrained=False, depth=3), **PAPER)
 
 
 def half() -> nn.Module:

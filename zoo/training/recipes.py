@@ -12,9 +12,9 @@ from zoo.errors import NotFoundError, UsageError
 Count = Annotated[int, msgspec.Meta(ge=1)]
 Share = Annotated[float, msgspec.Meta(ge=0, lt=1)]
 Probability = Annotated[float, msgspec.Meta(ge=0, le=1)]
-NotNegative = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
+NotNegative = Annotated[float, msgspec.Meta(ge=0, le=1e38)]
 Whole = Annotated[int, msgspec.Meta(ge=0)]
-Positive = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
+Positive = Annotated[float, msgspec.Meta(gt=0, le=1e38)]
 
 
 class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
