@@ -71,9 +71,7 @@ def _paper(entry: registry.Entry, results: dict[str, Any]) -> str:
     if results["recipe"] == msgspec.to_builtins(recipes.recipe(theirs)):
         return f"{figure}\nThis training followed its recipe.\n\n"
     command = f"zoo train {entry.name} --recipe {theirs}"
-    return (
-        f"{figure}\nThis training did not follow its recipe, which is `{command}`: the two figures do not compare.\n\n"
-    )
+    return f"{figure}\nIts recipe, `{command}`, has not been run for these weights: the two figures do not compare.\n\n"
 
 
 def _metadata(entry: registry.Entry, results: dict[str, Any]) -> dict[str, Any]:
