@@ -11,19 +11,17 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
-import click
 import torch
-from tables import table, with_tables
+from tables import command, table, with_tables
 from torch import Tensor, nn
 
 import zoo
 from zoo.data import open_dataset
 from zoo.data.preprocessing import Preprocessing
-from zoo.files import write_json, write_text
+from zoo.files import write_json
 from zoo.ops import skew_norm
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -134,21 +132,5 @@ def collect(runs: Path) -> None:
     write_json(DATA / "norms.json", {name: largest_norms(model, images) for name, model in models.items()})
 
 
-@click.command(help=(__doc__ or "").split("\n", maxsplit=1)[0])
-@click.option("--runs", type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.option("--check", is_flag=True)
-def main(runs: Path | None, check: bool) -> None:
-    """Collect, write or check."""
-    if check:
-        if page() != PAGE.read_text(encoding="utf-8"):
-            print(f"{PAGE} is not what its logs say; run python scripts/figure_osa_mnist.py", file=sys.stderr)
-            sys.exit(1)
-        return
-    if runs is not None:
-        collect(runs)
-    write_text(PAGE, page())
-    picture()
-
-
 if __name__ == "__main__":
-    main()
+    command(__doc__, PAGE, page, collect, picture)()

@@ -1,10 +1,15 @@
-"""Tables in Markdown pages: each has its place between `<!-- NAME -->` and `<!-- end -->`."""
+"""Tables in Markdown pages, each between `<!-- NAME -->` and `<!-- end -->`, and the command that writes a page."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+
+import click
+
+from zoo.files import write_text
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[int] = (0,)) -> str:
@@ -22,3 +27,26 @@ def with_tables(page: Path, tables: Mapping[str, str]) -> str:
         if found != 1:
             raise SystemExit(f"{page} has no place for the table {name!r}")
     return text
+
+
+def command(
+    doc: str, page: Path, text: Callable[[], str], collect: Callable[[Path], None], picture: Callable[[], None]
+) -> click.Command:
+    """The command of a script that writes `page`: `text` gives it with its tables, `collect` takes over a folder of
+    trainings, `picture` draws. `--check` fails where the page is not `text`."""
+
+    @click.command(help=doc.split("\n", maxsplit=1)[0])
+    @click.option("--runs", type=click.Path(exists=True, file_okay=False, path_type=Path))
+    @click.option("--check", is_flag=True)
+    def main(runs: Path | None, check: bool) -> None:
+        if check:
+            if text() != page.read_text(encoding="utf-8"):
+                print(f"{page} is not what its files say; run python {sys.argv[0]}", file=sys.stderr)
+                sys.exit(1)
+            return
+        if runs is not None:
+            collect(runs)
+        write_text(page, text())
+        picture()
+
+    return main

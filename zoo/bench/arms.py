@@ -61,8 +61,8 @@ def twin_with_weights_of(model: nn.Module, twin: str, place: torch.device) -> nn
             other = load(twin, pretrained=False, device=place, **sizes)
     if _heads(model) != _heads(other):
         return None
-    state, own = model.state_dict(), other.state_dict()
-    if {key: value.shape for key, value in state.items()} != {key: value.shape for key, value in own.items()}:
+    state, its = model.state_dict(), other.state_dict()
+    if {key: value.shape for key, value in state.items()} != {key: value.shape for key, value in its.items()}:
         return None
     other.load_state_dict(state)
     return other

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -27,6 +29,12 @@ class ImageArrays:
     def first(self, count: int) -> ImageArrays:
         """The first `count` pictures."""
         return ImageArrays(self.images[:count], self.targets[:count], self.labels)
+
+
+def joined(parts: Iterable[tuple[np.ndarray, np.ndarray]], labels: tuple[str, ...]) -> ImageArrays:
+    """The set of several files: pictures (N, C, H, W) uint8 and targets (N,) int64 of each, one after another."""
+    images, targets = zip(*parts, strict=True)
+    return ImageArrays(torch.from_numpy(np.concatenate(images)), torch.from_numpy(np.concatenate(targets)), labels)
 
 
 def steps_per_epoch(total: int, batch_size: int, repeats: int = 1) -> int:

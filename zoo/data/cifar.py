@@ -7,12 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
-from zoo import hub
 from zoo.data import parquet, pickled
-from zoo.data.arrays import ImageArrays
-from zoo.errors import DamagedError, NotFoundError, ZooError
+from zoo.data.arrays import ImageArrays, joined
+from zoo.errors import DamagedError, NotFoundError
 
 _SHAPE = (3, 32, 32)
 
@@ -77,15 +75,10 @@ class Cifar:
         DamagedError
             The file is no Parquet file, or not of this set.
         """
-        name = f"{self.folder}/{split}-00000-of-00001.parquet"
-        try:
-            path = hub.fetch(self.repository, name, repo_type="dataset", local_files_only=local_files_only)
-        except ZooError as error:
-            raise type(error)(
-                f"{self.layout.title} is not at hand: {error}; or name a folder of its Parquet files or of"
-                f" torchvision's {self.batches} with --data-dir or ZOO_DATA"
-            ) from None
-        return parquet.read([path], self.layout)
+        otherwise = f"name a folder of its Parquet files or of torchvision's {self.batches} with --data-dir or ZOO_DATA"
+        return parquet.read_hub(
+            self.repository, self.folder, split, self.layout, otherwise=otherwise, local_files_only=local_files_only
+        )
 
     def _has_batches(self, folder: Path) -> bool:
         """Whether files of torchvision's layout lie there. "train" alone, in any folder, may be anything."""
@@ -99,10 +92,7 @@ class Cifar:
                 raise NotFoundError(f"{folder} lacks {file} of {self.layout.title}; unpack the archive once more")
         if pickled.names(folder / self.meta, self.names) != self.layout.labels:
             raise DamagedError(f"{folder / self.meta} does not name the classes of {self.layout.title}; fetch it again")
-        images, targets = zip(*(self._read_batch(folder / file) for file in self.files[split]), strict=True)
-        return ImageArrays(
-            torch.from_numpy(np.concatenate(images)), torch.from_numpy(np.concatenate(targets)), self.layout.labels
-        )
+        return joined((self._read_batch(folder / file) for file in self.files[split]), self.layout.labels)
 
     def _read_batch(self, path: Path) -> tuple[np.ndarray, np.ndarray]:
         """uint8 (N, 3, 32, 32) and int64 (N,)."""

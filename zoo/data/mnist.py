@@ -9,10 +9,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from zoo import hub
 from zoo.data import parquet
 from zoo.data.arrays import ImageArrays
-from zoo.errors import DamagedError, NotFoundError, ZooError
+from zoo.errors import DamagedError, NotFoundError
 
 HUB_REPOSITORY = "ylecun/mnist"
 LABELS = tuple("0123456789")
@@ -48,18 +47,10 @@ def read_hub(split: str, local_files_only: bool = False) -> ImageArrays:
     DamagedError
         The file is no Parquet file, or not that of MNIST.
     """
-    try:
-        path = hub.fetch(
-            HUB_REPOSITORY,
-            f"mnist/{split}-00000-of-00001.parquet",
-            repo_type="dataset",
-            local_files_only=local_files_only,
-        )
-    except ZooError as error:
-        raise type(error)(
-            f"MNIST is not at hand: {error}; or name a folder of its IDX files with --data-dir or ZOO_DATA"
-        ) from None
-    return parquet.read([path], _LAYOUT)
+    otherwise = "name a folder of its IDX files with --data-dir or ZOO_DATA"
+    return parquet.read_hub(
+        HUB_REPOSITORY, "mnist", split, _LAYOUT, otherwise=otherwise, local_files_only=local_files_only
+    )
 
 
 def _find(root: Path, *stems: str) -> Path:

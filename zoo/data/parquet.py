@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
-from zoo.data.arrays import ImageArrays
+from zoo import hub
+from zoo.data.arrays import ImageArrays, joined
 from zoo.data.images import open_image, to_mode
-from zoo.errors import DamagedError, NotFoundError, one_line
+from zoo.errors import DamagedError, NotFoundError, ZooError, one_line
 
 
 @dataclass(frozen=True)
@@ -76,10 +76,27 @@ def read(paths: Sequence[Path], layout: Layout) -> ImageArrays:
         A file is cut, is no Parquet file or not one of this set, or holds a row that is no picture of this shape
         with a class number.
     """
-    images, targets = zip(*(_read_file(path, layout) for path in paths), strict=True)
-    return ImageArrays(
-        torch.from_numpy(np.concatenate(images)), torch.from_numpy(np.concatenate(targets)), layout.labels
-    )
+    return joined((_read_file(path, layout) for path in paths), layout.labels)
+
+
+def read_hub(
+    repository: str, folder: str, split: str, layout: Layout, *, otherwise: str, local_files_only: bool
+) -> ImageArrays:
+    """Read the one file that `folder` of a repository on the Hub has for `split`; the same arrays as `read`.
+
+    Raises
+    ------
+    NotFoundError, ZooError
+        What `zoo.hub.fetch` says, and `otherwise`, how else the set can be had.
+    DamagedError
+        What `read` says.
+    """
+    name = f"{folder}/{split}-00000-of-00001.parquet"
+    try:
+        path = hub.fetch(repository, name, repo_type="dataset", local_files_only=local_files_only)
+    except ZooError as error:
+        raise type(error)(f"{layout.title} is not at hand: {error}; or {otherwise}") from None
+    return read([path], layout)
 
 
 def _read_file(path: Path, layout: Layout) -> tuple[np.ndarray, np.ndarray]:

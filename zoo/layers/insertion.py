@@ -49,9 +49,7 @@ class Insertion:
     def remove(self) -> None:
         """Make the model what it was. A second time does nothing."""
         for target, ours in self._places:
-            for key, hook in list(target._forward_pre_hooks.items()):
-                if hook is ours:
-                    del target._forward_pre_hooks[key]
+            ours.remove_from(target)
         self._places = []
 
     def __enter__(self) -> Insertion:

@@ -24,6 +24,14 @@ class _Transforming:
     ns_steps: int
     literal = False
 
+    def __init__(self, *args: Any, ns_steps: int = 1, **kwargs: Any) -> None:
+        check_iteration(ns_steps)
+        super().__init__(*args, **kwargs)
+        self.ns_steps = ns_steps
+
+    def extra_repr(self) -> str:
+        return f"ns_steps={self.ns_steps}"
+
     def _transformed(self, y: Tensor) -> Tensor:
         """y: (B, H, N, d) -> the same."""
         return (naive.newton_schulz if self.literal else ops.newton_schulz)(y, steps=self.ns_steps)
@@ -35,11 +43,6 @@ class NewtonSchulzAttention(_Transforming, Attention):
     Parameters and state dict are timm's; `ns_steps`, the number of iterations, is the only argument beyond them.
     UsageError for a number of steps that is none.
     """
-
-    def __init__(self, *args: Any, ns_steps: int = 1, **kwargs: Any) -> None:
-        check_iteration(ns_steps)
-        super().__init__(*args, **kwargs)
-        self.ns_steps = ns_steps
 
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
         """x: (B, N, D) -> (B, N, D); masks as in timm's `Attention`."""
@@ -67,9 +70,6 @@ class NewtonSchulzAttention(_Transforming, Attention):
         out: Tensor = self.proj_drop(self.proj(y))
         return out
 
-    def extra_repr(self) -> str:
-        return f"ns_steps={self.ns_steps}"
-
 
 class NewtonSchulzWindowAttention(_Transforming, WindowAttention):
     """timm's `WindowAttention` of the Swin with `zoo.ops.newton_schulz` on every window and head before the merge.
@@ -77,10 +77,8 @@ class NewtonSchulzWindowAttention(_Transforming, WindowAttention):
     Parameters and state dict are timm's. UsageError for a number of steps that is none.
     """
 
-    def __init__(self, *args: Any, ns_steps: int = 1, **kwargs: Any) -> None:
-        check_iteration(ns_steps)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.ns_steps = ns_steps
         self.head_dim = self.proj.in_features // self.num_heads
 
     @classmethod
@@ -118,6 +116,3 @@ class NewtonSchulzWindowAttention(_Transforming, WindowAttention):
         y = self._transformed(y)
         out: Tensor = self.proj_drop(self.proj(y.transpose(1, 2).flatten(2)))
         return out
-
-    def extra_repr(self) -> str:
-        return f"ns_steps={self.ns_steps}"

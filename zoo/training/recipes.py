@@ -66,6 +66,17 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     storage: Literal["float32", "float16"] = "float32"
 
 
+# What arXiv 2609.27735 does to its pictures and targets.
+_HEAVY: dict[str, Any] = {
+    "flip": True,
+    "shift": 4,
+    "auto_augment": True,
+    "erasing": 0.25,
+    "mixup": 1.0,
+    "cutmix": 1.0,
+    "label_smoothing": 0.1,
+}
+
 RECIPES = {
     "mnist": Recipe(epochs=16, lr=1e-3, warmup=0.1, shift=1),
     # Every number of arXiv 2609.27735, its gaps filled from the code it follows, that of arXiv 2112.13492; where this
@@ -77,13 +88,7 @@ RECIPES = {
         decay_all=True,
         clip=None,
         repeats=3,
-        flip=True,
-        shift=4,
-        auto_augment=True,
-        erasing=0.25,
-        mixup=1.0,
-        cutmix=1.0,
-        label_smoothing=0.1,
+        **_HEAVY,
         drop_path=0.1,
         storage="float16",
     ),
@@ -110,13 +115,7 @@ RECIPES = {
         batch_size=32,
         lr=2e-3,
         repeats=2,
-        flip=True,
-        shift=4,
-        auto_augment=True,
-        erasing=0.25,
-        mixup=1.0,
-        cutmix=1.0,
-        label_smoothing=0.1,
+        **_HEAVY,
         samples=160,
         log_every=2,
         save_every=4,

@@ -36,12 +36,14 @@ def model_and_data(job: Job, *, resumed: bool = False) -> tuple[nn.Module, Image
         arguments.setdefault("drop_path_rate", recipe.drop_path)
     torch.manual_seed(recipe.seed)
     model = load(job.name, pretrained=False, **arguments)
-    pixels = Preprocessing.of(model).pixels
-    data, test = (open_dataset(job.dataset, split, job.data_dir, pixels=pixels) for split in ("train", "test"))
+    preprocessing = Preprocessing.of(model)
+    data, test = (
+        open_dataset(job.dataset, split, job.data_dir, pixels=preprocessing.pixels) for split in ("train", "test")
+    )
     if recipe.holdout:
         data, test = _hold_out(data, recipe.holdout)
     data = data.first(recipe.samples or len(data))
-    held, taken = tuple(data.images.shape[1:]), tuple(Preprocessing.of(model).input_size)
+    held, taken = tuple(data.images.shape[1:]), tuple(preprocessing.input_size)
     if held != taken:
         raise UsageError(
             f"{job.dataset} holds pictures of {held} (channels, height, width), the model takes {taken}; a folder of"

@@ -124,6 +124,8 @@ class _Run:
         self.job, self.accelerator, recipe = job, accelerator, job.recipe
         self.bare, data, self.test = model_and_data(job, resumed=resumed)
         self.preprocessing = Preprocessing.of(self.bare)
+        # What tells other data from these: targets depend on the order of the labels, steps on the number.
+        self.data_facts = {"labels": list(data.labels), "pictures": len(data), "sum": int(data.images.sum())}
         self.data = data.to(accelerator.device)
         self.epoch_steps = steps_per_epoch(len(self.data), recipe.batch_size, recipe.repeats)
         if not self.epoch_steps:
@@ -142,7 +144,7 @@ class _Run:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on where `state`, which `state()` made, stands; UsageError where the data are no longer the same."""
-        found, now = state.get("data_facts"), self._data_facts()
+        found, now = state.get("data_facts"), self.data_facts
         if found is not None and found != now:
             raise UsageError(
                 f"{self.job.dataset} is not what this training began with: {_difference(found, now)}; bring it back, or"
@@ -161,7 +163,7 @@ class _Run:
         return {
             "name": self.job.name,
             "data": self.job.data,
-            "data_facts": self._data_facts(),
+            "data_facts": self.data_facts,
             "init": self.job.init,
             "recipe_name": self.job.recipe_name,
             "recipe": msgspec.to_builtins(self.job.recipe),
@@ -174,10 +176,6 @@ class _Run:
             "schedule": self.schedule.state_dict(),
             "scaler": scaler.state_dict() if scaler is not None else None,
         }
-
-    def _data_facts(self) -> dict[str, Any]:
-        """What tells other data from these: targets depend on the order of the labels, steps on the number."""
-        return {"labels": list(self.data.labels), "pictures": len(self.data), "sum": int(self.data.images.sum())}
 
     def go(self, stop_after: int | None, progress: bool) -> None:
         """Train to the end and write the result."""
