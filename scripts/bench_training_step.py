@@ -17,12 +17,15 @@ import zoo
 from zoo.bench import environment
 from zoo.bench.protocol import measure, paired_ratio, summarize, synchronizer
 from zoo.loading import resolve_device
+from zoo.training.setup import unfuse_attention
 
 
-def arm(name: str, batch_size: int, device: torch.device, precision: str) -> Callable[[], None]:
+def arm(name: str, batch_size: int, device: torch.device, precision: str, fused: bool) -> Callable[[], None]:
     """One training step of a fresh model, to be called again and again."""
     torch.manual_seed(0)
     model = zoo.load(name, pretrained=False, device=device).train()
+    if not fused:
+        unfuse_attention(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
     images = torch.randn(batch_size, *model.pretrained_cfg["input_size"], device=device)
     targets = torch.randint(model.num_classes, (batch_size,), device=device)
@@ -43,20 +46,27 @@ def arm(name: str, batch_size: int, device: torch.device, precision: str) -> Cal
 @click.option("--batch-size", default=128, show_default=True)
 @click.option("--device", default="cpu", show_default=True)
 @click.option("--precision", type=click.Choice(["no", "bf16"]), default="no", show_default=True)
+@click.option("--fused/--unfused", default=True, help="Attention fused, or as two products and a softmax.")
 @click.option("--repeats", default=30, show_default=True)
 @click.option("--warmup", default=5, show_default=True)
-def main(name: str, batch_size: int, device: str, precision: str, repeats: int, warmup: int) -> None:
+def main(name: str, batch_size: int, device: str, precision: str, fused: bool, repeats: int, warmup: int) -> None:
     """Measure and print."""
     place, twin = resolve_device(device), zoo.info(name).twin
     if twin is None:
         raise click.UsageError(f"{name} has no twin")
-    arms = {each: arm(each, batch_size, place, precision) for each in (name, twin)}
+    arms = {each: arm(each, batch_size, place, precision, fused) for each in (name, twin)}
     times = measure(arms, repeats=repeats, warmup=warmup, synchronize=synchronizer(place))
     ratio = dict(zip(("p50", "p25", "p75"), paired_ratio(times[name], times[twin]), strict=True))
     document = {
         "ratio": ratio,
         **{each: {"p50_ms": summarize(times[each]).p50_ms, "spread": summarize(times[each]).spread} for each in arms},
-        "settings": {"batch_size": batch_size, "device": str(place), "precision": precision, "repeats": repeats},
+        "settings": {
+            "batch_size": batch_size,
+            "device": str(place),
+            "precision": precision,
+            "fused_attention": fused,
+            "repeats": repeats,
+        },
         "environment": environment(),
     }
     click.echo(json.dumps(document, indent=2))

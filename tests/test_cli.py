@@ -223,9 +223,9 @@ def test_no_command_is_help():
     ],
 )
 def test_settings_are_read_as_yaml(word, value):
-    from zoo.cli import _settings
+    from zoo.console import read_settings
 
-    assert _settings([word]) == {"a": value}
+    assert read_settings([word]) == {"a": value}
 
 
 def test_traceback_on_request(call):

@@ -6,65 +6,16 @@ stdout is for results, stderr for the rest. An error is one line on stderr and i
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
 from zoo import registry
-from zoo.errors import DamagedError, NotFoundError, UsageError, ZooError, one_line
-
-
-class _Group(click.Group):
-    """A group whose errors are one line, with the exit code that belongs to them."""
-
-    def main(self, args: Sequence[str] | None = None, *rest: Any, **extra: Any) -> Any:
-        words = list(sys.argv[1:] if args is None else args)
-        shown = "--traceback" in words
-        words = [word for word in words if word != "--traceback"]
-        try:
-            extra["standalone_mode"] = False
-            code = super().main(words, *rest, **extra)
-            sys.stdout.flush()
-        except BrokenPipeError:
-            # The reader, `head` for one, has enough. stdout is closed on its behalf, or Python complains at the exit.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            code = 0
-        except ZooError as error:
-            code = _fail(error, error.exit_code, shown)
-        except click.exceptions.NoArgsIsHelpError as error:
-            click.echo(error.format_message(), err=True)
-            code = 2
-        except click.UsageError as error:
-            hint = f"; `{error.ctx.command_path} --help` explains" if error.ctx else ""
-            code = _fail(error, 2, shown, f"{error.format_message().rstrip('.')}{hint}")
-        except click.ClickException as error:
-            code = _fail(error, error.exit_code, shown, error.format_message())
-        except (KeyboardInterrupt, click.Abort) as error:
-            code = _fail(error, 130, shown, "interrupted")
-        except Exception as error:
-            code = _fail(error, 1, shown, f"{type(error).__name__}: {error} (--traceback shows where)")
-        sys.exit(code if isinstance(code, int) else 0)
-
-
-def _fail(error: BaseException, code: int, shown: bool, message: str | None = None) -> int:
-    if shown:
-        import traceback
-
-        traceback.print_exception(error)
-    line = one_line(error if message is None else message)
-    click.echo(f"zoo: {line}", err=True)
-    return code
-
-
-def _print_json(document: Any) -> None:
-    click.echo(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False))
-
+from zoo.console import Group, print_facts, print_json, read_settings
+from zoo.errors import DamagedError, NotFoundError, UsageError
 
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 _DEVICE = click.option("--device", default="cpu", show_default=True, help="cpu, cuda, cuda:N or mps.")
@@ -74,7 +25,7 @@ _DATA_DIR = click.option(
 )
 
 
-@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
 @click.version_option(package_name="attention-zoo", prog_name="zoo")
 def main() -> None:
     """A zoo of attention mechanisms: models with verified weights, exports that run, latencies to believe.
@@ -93,7 +44,7 @@ def list_(pattern: str | None, hidden: bool, as_json: bool) -> None:
     if as_json:
         import msgspec
 
-        _print_json(msgspec.to_builtins(found))
+        print_json(msgspec.to_builtins(found))
     elif not found:
         raise NotFoundError(f"no model matches {pattern!r}; `zoo list` shows all")
     elif sys.stdout.isatty():
@@ -124,9 +75,9 @@ def info(name: str, as_json: bool) -> None:
 
     facts = msgspec.to_builtins(registry.get(name))
     if as_json:
-        _print_json(facts)
+        print_json(facts)
         return
-    _print_facts({key: value for key, value in facts.items() if value != {}})
+    print_facts({key: value for key, value in facts.items() if value != {}})
 
 
 @main.command()
@@ -159,7 +110,7 @@ def predict(name: str, files: tuple[str, ...], top: int | None, device: str, as_
             ranked = (word for label, score in answer.top for word in (label, f"{score:.4f}"))
             click.echo("\t".join((answer.file, *ranked)))
     if as_json:
-        _print_json(rows)
+        print_json(rows)
     if codes:  # each has had its line; among others a missing file is one of many inputs that were damaged
         sys.exit(codes[0] if len(codes) == len(paths) and len(set(codes)) == 1 else DamagedError.exit_code)
 
@@ -207,14 +158,14 @@ def train(
         recipe=recipe,
         data=data,
         init=init,
-        settings=_settings(settings),
+        settings=read_settings(settings),
         stop_after=stop_after,
         progress=True,
     )
     if os.environ.get("RANK", "0") != "0":
         return  # of several processes one speaks
     if as_json:
-        _print_json(results)
+        print_json(results)
     else:
         folder = output or Path("runs") / name
         click.echo(f"{folder}\ttop1 {results['top1']:.2f}\tloss {results['loss']:.4f}")
@@ -233,7 +184,7 @@ def eval_(name: str, batch: int, data: str | None, data_dir: str | None, device:
 
     figures = training.evaluate_named(name, batch_size=batch, data_dir=data_dir, device=device, data=data).to_dict()
     if as_json:
-        _print_json(figures)
+        print_json(figures)
     else:
         for key, value in figures.items():
             click.echo(f"{key:8} {value:.4f}" if isinstance(value, float) else f"{key:8} {value}")
@@ -268,7 +219,7 @@ def export(names: tuple[str, ...], onnx: bool, output: str, opset: int, data_dir
             click.echo(f"{report.path}\t{report.bytes} bytes")
             click.echo(f"zoo: {report}", err=True)
     if as_json:
-        _print_json(reports)
+        print_json(reports)
 
 
 def _at_hand() -> tuple[str, ...]:
@@ -345,7 +296,7 @@ def bench(
     for line in report.warnings:
         click.echo(f"zoo: {line}", err=True)
     if as_json:
-        _print_json(report.to_dict())
+        print_json(report.to_dict())
     else:
         click.echo(report.table())
 
@@ -360,39 +311,9 @@ def env(as_json: bool) -> None:
     for line in facts["warnings"]:
         click.echo(f"zoo: {line}", err=True)
     if as_json:
-        _print_json(facts)
+        print_json(facts)
     else:
-        _print_facts(facts)
-
-
-def _print_facts(facts: dict[str, Any], indent: str = "") -> None:
-    """Nested facts as aligned lines; what is None or empty is left out."""
-    for key, value in facts.items():
-        if isinstance(value, dict):
-            click.echo(f"{indent}{key}")
-            _print_facts(value, indent + "  ")
-        elif value not in (None, [], (), "", False):
-            text = ", ".join(map(str, value)) if isinstance(value, list | tuple) else value
-            click.echo(f"{indent}{key:{max(1, 22 - len(indent))}} {text}")
-
-
-def _settings(words: Sequence[str]) -> dict[str, Any]:
-    """KEY=VALUE words as a dict, the values read as YAML reads them (numbers, true, null, texts)."""
-    import yaml
-
-    settings = {}
-    for word in words:
-        key, equals, value = word.partition("=")
-        if not equals or not key:
-            raise UsageError(f"--set needs KEY=VALUE, got {word!r}")
-        try:
-            settings[key] = yaml.safe_load(value)
-        except yaml.YAMLError:
-            settings[key] = value
-        if isinstance(settings[key], str):
-            with contextlib.suppress(ValueError):  # YAML takes 1e-3, without a point, for a text
-                settings[key] = float(settings[key])
-    return settings
+        print_facts(facts)
 
 
 if __name__ == "__main__":

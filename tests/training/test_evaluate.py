@@ -24,7 +24,7 @@ def test_the_stated_figure_is_reproduced(name, data_dir):
 @pytest.mark.parametrize("name", TRAINED)
 def test_batches_do_not_matter(name, data_dir):
     model = zoo.load(name)
-    arrays = open_dataset(registry.get(name).dataset, "test", data_dir).first(1500)
+    arrays = open_dataset(registry.get(name).dataset, "test", data_dir).first(500)
     figures = [training.evaluate(model, arrays, batch_size=size) for size in (1, 7, 256)]
     assert len({figure.correct for figure in figures}) == 1
     assert figures[1].loss == pytest.approx(figures[0].loss, rel=1e-5)
@@ -34,7 +34,7 @@ def test_batches_do_not_matter(name, data_dir):
 @pytest.mark.parametrize("name", TRAINED)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_keeps_the_figure(name, dtype, data_dir):
-    arrays = open_dataset(registry.get(name).dataset, "test", data_dir).first(2000)
+    arrays = open_dataset(registry.get(name).dataset, "test", data_dir).first(1000)
     full, half = (training.evaluate(zoo.load(name, dtype=kind), arrays).top1 for kind in (torch.float32, dtype))
     assert half == pytest.approx(full, abs=0.5)
 

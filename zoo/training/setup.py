@@ -59,10 +59,16 @@ def model_and_data(job: Job, *, resumed: bool = False) -> tuple[nn.Module, Image
         facts(model).update(dataset=named, label_names=list(data.labels), num_classes=len(data.labels))
     if job.init is not None and not resumed:
         _start_from(model, job)
-    for module in model.modules():
-        if not recipe.fused_attention and hasattr(module, "fused_attn"):
-            module.fused_attn = False  # type: ignore[assignment]
+    if not recipe.fused_attention:
+        unfuse_attention(model)
     return model.train(), data, test
+
+
+def unfuse_attention(model: nn.Module) -> None:
+    """Let timm's attentions in `model` compute two products and a softmax, whose backward is faster on a CPU."""
+    for module in model.modules():
+        if hasattr(module, "fused_attn"):
+            module.fused_attn = False  # type: ignore[assignment]
 
 
 def _hold_out(data: ImageArrays, count: int) -> tuple[ImageArrays, ImageArrays]:
