@@ -15,6 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from tables import command, table, with_tables
 
 import zoo
@@ -22,6 +23,7 @@ from zoo import analysis
 from zoo.data import open_dataset
 from zoo.data.preprocessing import Preprocessing
 from zoo.files import write_json
+from zoo.training import recipes
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE, DATA = ROOT / "docs/results/ns-cifar.md", ROOT / "docs/results/ns-cifar"
@@ -97,13 +99,18 @@ def spectra_table() -> str:
 
 def selection_table() -> str:
     """One line a run on held-out training pictures."""
-    runs = json.loads((DATA / "selection.json").read_text(encoding="utf-8"))
     rows = []
-    for run in runs:
-        settings = [f"{run['lr']:g}", str(run["batch_size"]), f"{run['warmup']:g}", str(run["steps"])]
-        rows.append([run["name"], *settings, f"{run['top1']:.2f}", f"{run['loss']:.3f}", f"`{run['command']}`"])
-    head = ["Model", "rate", "batch", "warm-up", "steps", "top-1 in %", "loss", "command"]
-    return table(head, rows, left=(0, 7))
+    for run in json.loads((DATA / "selection.json").read_text(encoding="utf-8")):
+        recipe = recipes.override(recipes.recipe("cifar-cpu"), run["settings"])
+        augmentation = f"flip, shift {recipe.shift}, smoothing {recipe.label_smoothing:g}"
+        samples = f"{recipe.epochs} x {recipe.samples:,}"
+        settings = [f"{recipe.lr:g}", str(recipe.batch_size), augmentation, samples]
+        words = " ".join(f"--set {key}={value}" for key, value in run["settings"].items())
+        rows.append(
+            [run["name"], *settings, f"{run['top1']:.2f}", f"{run['loss']:.3f}", f"`zoo train {run['name']} {words}`"]
+        )
+    head = ["Model", "rate", "batch", "augmentation", "samples", "top-1 in %", "loss", "command"]
+    return table(head, rows, left=(0, 3, 7))
 
 
 def page() -> str:
@@ -138,7 +145,13 @@ def picture() -> None:
 
 
 def collect(runs: Path) -> None:
-    """Take over log and results of every training in `runs`, and measure the spectra of its weights."""
+    """Take over log and results of every training in `runs`, and measure the spectra of its weights.
+
+    `runs`/selection has the trainings by which the recipe was chosen.
+    """
+    chosen = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(runs.glob("selection/*/results.json"))]
+    if chosen:
+        write_json(DATA / "selection.json", [_choice(results) for results in chosen])
     for name in NAMES:
         if not (runs / name / "results.json").is_file():
             continue
@@ -151,6 +164,17 @@ def collect(runs: Path) -> None:
         images = open_dataset(results["dataset"], "test").first(PICTURES).images
         found = analysis.head_spectra(model, Preprocessing.of(model).normalize(images))
         write_json(DATA / name / "spectra.json", asdict(found))
+
+
+def _choice(results: dict[str, Any]) -> dict[str, Any]:
+    """A training on held-out pictures: its figures, and what its recipe changes of `cifar-cpu`."""
+    present = msgspec.structs.asdict(recipes.recipe("cifar-cpu"))
+    settings = {
+        key: value
+        for key, value in results["recipe"].items()
+        if value != present[key] and not key.endswith("_every")  # how often something is written changes no result
+    }
+    return {**{key: results[key] for key in ("name", "top1", "loss")}, "settings": settings}
 
 
 if __name__ == "__main__":

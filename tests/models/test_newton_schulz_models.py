@@ -92,6 +92,20 @@ def test_the_source_s_swin(name):
             assert block.attn.qkv.bias is not None
             assert block.attn.relative_position_bias_table.shape == (49, block.attn.num_heads)
             assert block.mlp.fc1.out_features == 2 * width
+            assert block.attn.qkv.weight.std().item() == pytest.approx(
+                (3 * width) ** -0.5, rel=0.1
+            )  # torch's own start
+    assert model.head.fc.weight.std().item() == pytest.approx((3 * 384) ** -0.5, rel=0.1)
+
+
+@pytest.mark.parametrize("name", ["ns-vit-cifar100", "ns-swin-cifar100"])
+def test_a_model_and_its_twin_start_from_the_same_weights(name):
+    states = []
+    for each in (name, registry.get(name).twin):
+        torch.manual_seed(3)
+        states.append(zoo.load(each, pretrained=False).state_dict())
+    assert states[0].keys() == states[1].keys()
+    assert all(torch.equal(states[0][key], states[1][key]) for key in states[0])
 
 
 def rates(model):
