@@ -149,9 +149,10 @@ def collect(runs: Path) -> None:
 
     `runs`/selection has the trainings by which the recipe was chosen.
     """
-    chosen = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(runs.glob("selection/*/results.json"))]
+    chosen = [json.loads(path.read_text(encoding="utf-8")) for path in runs.glob("selection/*/results.json")]
     if chosen:
-        write_json(DATA / "selection.json", [_choice(results) for results in chosen])
+        choices = [_choice(results) for results in sorted(chosen, key=lambda results: results["top1"])]
+        write_json(DATA / "selection.json", choices)
     for name in NAMES:
         if not (runs / name / "results.json").is_file():
             continue

@@ -45,6 +45,6 @@ def test_every_arm_of_ns_cifar_had_the_same_recipe(arm: Path) -> None:
     results = json.loads((arm / "results.json").read_text(encoding="utf-8"))
     assert msgspec.convert(results["recipe"], recipes.Recipe) == recipes.recipe("cifar-cpu")
     log = [json.loads(line) for line in (arm / "log.jsonl").read_text(encoding="utf-8").splitlines()]
-    assert log[-1]["step"] == results["steps"] == 3905
+    assert log[-1]["step"] == results["steps"] == 9372
     floor = {"ns-vit-cifar100": 35, "ns-swin-cifar100": 40, "ns-vit-cifar10": 68, "ns-swin-cifar10": 72}
     assert results["top1"] >= floor.get(arm.name, 10)
