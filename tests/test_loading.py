@@ -207,7 +207,18 @@ def test_a_bare_weights_file_is_refused(folder):
         zoo.load(folder / "model.safetensors")
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"architecture": 3}', '{"pretrained_cfg": {}}'])
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "{",
+        "[]",
+        "{}",
+        '{"architecture": 3}',
+        '{"pretrained_cfg": {}}',
+        '{"architecture": "test_osa_vit", "pretrained_cfg": {}, "model_args": null}',
+    ],
+)
 def test_damaged_config(folder, content):
     (folder / "config.json").write_text(content)
     with pytest.raises(DamagedError, match=r"config\.json"):

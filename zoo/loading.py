@@ -131,6 +131,8 @@ def _from_folder(folder: Path, pretrained: bool, model_args: dict[str, Any]) -> 
         architecture, cfg, own = config["architecture"], config["pretrained_cfg"], dict(config.get("zoo", {}))
         if not isinstance(architecture, str) or not isinstance(cfg, dict):
             raise TypeError("architecture is a text and pretrained_cfg a mapping")
+        if not isinstance(config.get("model_args", {}), dict):
+            raise TypeError("model_args is a mapping")
     except FileNotFoundError:
         raise NotFoundError(f"{folder} holds no config.json; a folder as `zoo train` writes it is needed") from None
     except (OSError, ValueError, LookupError, TypeError) as error:

@@ -222,6 +222,7 @@ def test_what_does_not_fit_is_one_clear_line() -> None:
         ({"x": x[:2]}, r"\(2, 3\)"),
         ({"x": x.long()}, "floating-point"),
         ({"x": x.to(torch.complex64)}, "floating-point"),
+        ({"x": x.to(torch.float8_e5m2)}, "from float16 on"),
         ({"max_norm": 0.0}, "max_norm"),
         ({"max_norm": -1.0}, "max_norm"),
         ({"max_norm": math.inf}, "max_norm"),

@@ -329,6 +329,8 @@ def test_autocast_does_not_reach_it(dtype: torch.dtype) -> None:
         (torch.ones(3, 4, dtype=torch.int64), "int64"),
         (torch.ones(3, 4, dtype=torch.complex64), "complex64"),
         (torch.ones(3, 4, dtype=torch.bool), "bool"),
+        (torch.ones(3, 4).to(torch.float8_e4m3fn), "float8"),
+        (torch.ones(3, 4).to_sparse(), "sparse"),
         (torch.ones(3), r"\(3,\)"),
         (torch.tensor(1.0), r"\(\)"),
         ([[1.0, 2.0]], "list"),
@@ -337,7 +339,7 @@ def test_autocast_does_not_reach_it(dtype: torch.dtype) -> None:
     ids=str,
 )
 def test_what_is_no_matrix(x: object, said: str) -> None:
-    with pytest.raises(UsageError, match=rf"x must be \(\.\.\., tokens, head_dim\) .*{said}") as caught:
+    with pytest.raises(UsageError, match=rf"x must be dense \(\.\.\., tokens, head_dim\) .*{said}") as caught:
         newton_schulz(x)
     assert "\n" not in str(caught.value)
 

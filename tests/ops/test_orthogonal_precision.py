@@ -176,6 +176,8 @@ def test_what_does_not_fit_is_one_clear_line() -> None:
         ({"q": q[0, 0], "k": k[0, 0], "v": v[0, 0]}, "tokens"),
         ({"q": q[..., :0], "k": k[..., :0]}, "head_dim"),
         ({"v": v.long()}, "v must be of a floating-point type"),
+        ({"v": v.to(torch.float8_e5m2)}, "v must be of a floating-point type from float16 on"),
+        ({"v": v.to_sparse()}, "dense"),
         ({"alpha": torch.ones(2)}, r"\(heads,\) = \(3,\)"),
         ({"alpha": torch.ones(3, 1)}, r"\(heads,\) = \(3,\)"),
         ({"key_mask": torch.ones(2, 17)}, "bool"),

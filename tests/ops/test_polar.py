@@ -328,6 +328,8 @@ def test_what_does_not_fit_is_one_clear_line() -> None:
         ({"x": x[0]}, r"\(3,\)"),
         ({"x": x.long()}, "floating-point"),
         ({"x": x.to(torch.complex64)}, "floating-point"),
+        ({"x": x.to(torch.float8_e5m2)}, "from float16 on"),
+        ({"x": x.to_sparse()}, "dense"),
         ({"method": "muon"}, "newton-schulz, polar-express"),
         ({"method": "newton-schulz", "steps": 0}, "None for 12"),
         ({"steps": -3}, "None for 8"),

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import torch
 from PIL import Image
 from torch import Tensor, nn
@@ -18,6 +19,7 @@ from zoo.errors import DamagedError, UsageError
 _MODES = {1: "L", 3: "RGB"}
 _INTERPOLATIONS = ("nearest", "box", "bilinear", "hamming", "bicubic", "lanczos")
 _CROP_MODES = ("center", "squash", "border")
+_Numbers = tuple[Annotated[float, msgspec.Meta(ge=-1e6, le=1e6)], ...]  # bounds, so that NaN is none
 
 
 @dataclass(frozen=True)
@@ -77,9 +79,9 @@ class Preprocessing:
         if missing:
             raise UsageError(f"nothing says the model's {missing[0]}, so its pictures cannot be prepared")
         return cls(
-            input_size=tuple(config["input_size"]),
-            mean=tuple(config["mean"]),
-            std=tuple(config["std"]),
+            input_size=_read(config, "input_size", tuple[int, int, int]),
+            mean=_read(config, "mean", _Numbers),
+            std=_read(config, "std", _Numbers),
             interpolation=config.get("interpolation") or "bilinear",
             crop_pct=config.get("crop_pct") or 1.0,
             crop_mode=config.get("crop_mode") or "center",
@@ -120,6 +122,13 @@ class Preprocessing:
             mean=self.mean,  # "border" fills with it
             normalize=False,
         )
+
+
+def _read(config: Mapping[str, Any], key: str, kind: Any) -> Any:
+    try:
+        return msgspec.convert(config[key], kind)
+    except msgspec.ValidationError as error:
+        raise UsageError(f"the model's {key} cannot be read: {error}") from None
 
 
 @lru_cache(maxsize=32)

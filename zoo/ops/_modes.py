@@ -43,6 +43,16 @@ def full_precision(device: torch.device) -> contextlib.AbstractContextManager[ob
     return contextlib.nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)
 
 
+def is_dense_float(x: Tensor) -> bool:
+    """Of a type and layout that the operations compute in: float8 and sparse tensors have no matrix products."""
+    return x.dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64) and x.layout == torch.strided
+
+
 def is_number(x: object) -> bool:
     """Whether `x` is a real number of Python or NumPy, or one that a compiler follows as such."""
     return isinstance(x, int | float | numbers.Real | torch.SymInt | torch.SymFloat)
+
+
+def shown(x: object) -> str:
+    """What `x` is, for an error's line."""
+    return f"{tuple(x.shape)} of {x.dtype}, {x.layout}" if isinstance(x, Tensor) else type(x).__name__

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from zoo.errors import UsageError
-from zoo.ops._modes import full_precision, is_number
+from zoo.ops._modes import full_precision, is_dense_float, is_number, shown
 
 
 def matrix_exp(x: Tensor, max_norm: float = 16.0) -> Tensor:
@@ -30,8 +30,8 @@ def matrix_exp(x: Tensor, max_norm: float = 16.0) -> Tensor:
     Raises:
         UsageError: x is not square or not of a floating-point type; max_norm is not a number above 0, up to 2^20.
     """
-    if x.dim() < 2 or x.shape[-1] != x.shape[-2] or not x.is_floating_point():
-        raise UsageError(f"x must be (..., n, n) of a floating-point type, not {tuple(x.shape)} of {x.dtype}")
+    if x.dim() < 2 or x.shape[-1] != x.shape[-2] or not is_dense_float(x):
+        raise UsageError(f"x must be dense (..., n, n) of a floating-point type from float16 on, not {shown(x)}")
     if not (is_number(max_norm) and 0.0 < max_norm <= 2.0**20):
         raise UsageError(f"max_norm must be a positive number up to 2^20, not {max_norm!r}")
     if not x.numel():

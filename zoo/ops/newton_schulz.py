@@ -8,7 +8,16 @@ import torch
 from torch import Tensor
 
 from zoo.errors import UsageError
-from zoo.ops._modes import full_precision, is_number, only_numbers, recorded, transformed, watched
+from zoo.ops._modes import (
+    full_precision,
+    is_dense_float,
+    is_number,
+    only_numbers,
+    recorded,
+    shown,
+    transformed,
+    watched,
+)
 from zoo.ops._ns_gram import Coefficients, Iteration, transform, transform_by_hand
 
 MUON: Coefficients = (3.4445, -4.7750, 2.0315)
@@ -43,8 +52,10 @@ def newton_schulz(
     Raises:
         UsageError: what does not fit.
     """
-    if not isinstance(x, Tensor) or x.dim() < 2 or not x.is_floating_point():
-        raise UsageError(f"x must be (..., tokens, head_dim) of a floating-point type, not {_shown(x)}")
+    if not isinstance(x, Tensor) or x.dim() < 2 or not is_dense_float(x):
+        raise UsageError(
+            f"x must be dense (..., tokens, head_dim) of a floating-point type from float16 on, not {shown(x)}"
+        )
     check_iteration(steps, coefficients, eps)
     if not x.numel():
         return x.clone()
@@ -71,7 +82,3 @@ def check_iteration(steps: int, coefficients: tuple[float, float, float] = MUON,
 def _finite(value: object) -> bool:
     """By comparison: a compiler that follows the number knows no `math.isfinite`."""
     return is_number(value) and not isinstance(value, bool) and -math.inf < value < math.inf  # type: ignore[operator]
-
-
-def _shown(x: object) -> str:
-    return f"{tuple(x.shape)} of {x.dtype}" if isinstance(x, Tensor) else type(x).__name__

@@ -14,7 +14,7 @@ from torch import Tensor
 from zoo.errors import UsageError
 from zoo.ops._basis import iterated_attention, qr_attention
 from zoo.ops._gram import gram_attention
-from zoo.ops._modes import full_precision, is_number
+from zoo.ops._modes import full_precision, is_dense_float, is_number
 from zoo.ops.polar import DEFAULT_STEPS, schedule_of
 
 BASES = ("gram", "qr", *DEFAULT_STEPS)
@@ -97,8 +97,8 @@ def check_inputs(q: Tensor, k: Tensor, v: Tensor, alpha: float | Tensor, key_mas
             f"q and k must be (..., heads, tokens, head_dim), v (..., heads, tokens, value_dim); these are {shapes}"
         )
     for name, x in (("q", q), ("k", k), ("v", v)):
-        if not x.is_floating_point():
-            raise UsageError(f"{name} must be of a floating-point type, not {x.dtype}")
+        if not is_dense_float(x):
+            raise UsageError(f"{name} must be of a floating-point type from float16 on, and dense, not {x.dtype}")
     heads = q.shape[-3]
     if not is_number(alpha) and not (isinstance(alpha, Tensor) and not alpha.is_complex()):
         raise UsageError(f"alpha must be a real number or a tensor of them, not {alpha!r}")

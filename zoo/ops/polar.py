@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from zoo.errors import UsageError
-from zoo.ops._modes import full_precision, is_number
+from zoo.ops._modes import full_precision, is_dense_float, is_number, shown
 
 Schedule = tuple[tuple[float, float, float], ...]
 
@@ -59,8 +59,8 @@ def polar(x: Tensor, method: str = "polar-express", steps: int | None = None, *,
     Raises:
         UsageError: what does not fit.
     """
-    if x.dim() < 2 or not x.is_floating_point():
-        raise UsageError(f"x must be (..., m, n) of a floating-point type, not {tuple(x.shape)} of {x.dtype}")
+    if x.dim() < 2 or not is_dense_float(x):
+        raise UsageError(f"x must be dense (..., m, n) of a floating-point type from float16 on, not {shown(x)}")
     if not (is_number(eps) and 0.0 <= eps < math.inf):
         raise UsageError(f"eps must be a number from 0 on, not {eps!r}")
     schedule = schedule_of(method, steps)
