@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -222,6 +223,15 @@ def test_a_bare_weights_file_is_refused(folder):
 def test_damaged_config(folder, content):
     (folder / "config.json").write_text(content)
     with pytest.raises(DamagedError, match=r"config\.json"):
+        zoo.load(folder)
+
+
+def test_quantised_weights_in_a_folder(folder):
+    path = folder / "model.safetensors"
+    tensors = safetensors.torch.load_file(path)
+    key = next(key for key in tensors if key.endswith("weight"))
+    safetensors.torch.save_file({**tensors, key: tensors[key].to(torch.int8)}, path)
+    with pytest.raises(DamagedError, match=f"{re.escape(key)} as I8"):
         zoo.load(folder)
 
 

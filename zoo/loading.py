@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import timm
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from zoo import hub, registry
@@ -140,10 +140,22 @@ def _from_folder(folder: Path, pretrained: bool, model_args: dict[str, Any]) -> 
     if pretrained:
         hub.check_safetensors(folder / hub.WEIGHTS_FILE)
     model = _create(f"local-dir:{folder}", pretrained, model_args, shown=architecture)
+    if pretrained:
+        _check_types(model, folder / hub.WEIGHTS_FILE)
     if not registry.is_name(own.get("zoo_name")):  # it becomes part of paths; a stranger's file may hold anything
         own["zoo_name"] = folder.resolve().name
     facts(model).update({key: own.get(key) for key in OWN_FACTS})
     return model
+
+
+def _check_types(model: nn.Module, path: Path) -> None:
+    """DamagedError where `path` has whole numbers for weights: quantised ones, which a cast would turn into others."""
+    state = model.state_dict()
+    with safe_open(path, framework="pt") as file:
+        kinds = {key: file.get_slice(key).get_dtype() for key in file.keys()}  # noqa: SIM118
+    for key, kind in kinds.items():
+        if key in state and state[key].is_floating_point() and not kind.startswith(("F", "BF")):
+            raise DamagedError(f"{path} holds {key} as {kind}; weights are floating-point numbers, not quantised ones")
 
 
 def _create(name: str, pretrained: bool, model_args: dict[str, Any], shown: str = "", **kwargs: Any) -> nn.Module:
