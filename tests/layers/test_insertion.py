@@ -16,6 +16,9 @@ from torch import nn
 
 import zoo
 import zoo.export
+from zoo import hub, registry
+from zoo.data import open_dataset
+from zoo.data.preprocessing import Preprocessing
 from zoo.errors import UsageError
 from zoo.layers import OrthogonalSelfAttention, insert_newton_schulz
 from zoo.ops import naive
@@ -376,3 +379,17 @@ def test_what_has_it_or_has_nothing():
     for steps in (0, -1, 1.5, True, "2", None):
         with pytest.raises(UsageError, match="steps"):
             insert_newton_schulz(timm_vit(), steps)
+
+
+@pytest.mark.parametrize("name", [name for name in registry.names("ns-*cifar*") if hub.at_hand(registry.get(name))])
+def test_trained_weights_in_the_twin_answer_as_the_model(name, data_dir):
+    model = zoo.load(name)
+    twin = zoo.load(registry.get(name).twin, pretrained=False)
+    twin.load_state_dict(model.state_dict())
+    test = open_dataset(registry.get(name).dataset, "test", data_dir).first(64)
+    images = Preprocessing.of(model).normalize(test.images)
+    plain, wanted = twin(images), model(images)
+    assert (plain.argmax(1) != wanted.argmax(1)).any()  # without the transformation these weights see other things
+    with insert_newton_schulz(twin):
+        torch.testing.assert_close(twin(images), wanted, rtol=1e-4, atol=1e-4)
+    assert torch.equal(twin(images), plain)
