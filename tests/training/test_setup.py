@@ -86,6 +86,11 @@ def test_one_slice_is_held_out_and_never_learned_from(small_cifar):
         model_and_data(job(settings={"holdout": 640}, data_dir=small_cifar))
 
 
+def test_a_shift_out_of_the_picture(small_cifar):
+    with pytest.raises(UsageError, match="shift 32 moves pictures of 32 pixels out of themselves; 31 at most"):
+        model_and_data(job(settings={"shift": 32}, data_dir=small_cifar))
+
+
 def test_attention_without_the_fused_kernel_is_the_same_function(small_cifar):
     fused, _, _ = model_and_data(job(settings={"drop_path": 0.0}, data_dir=small_cifar))
     plain, _, _ = model_and_data(job(settings={"drop_path": 0.0, "fused_attention": False}, data_dir=small_cifar))

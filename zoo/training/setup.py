@@ -49,6 +49,9 @@ def model_and_data(job: Job, *, resumed: bool = False) -> tuple[nn.Module, Image
             f"{job.dataset} holds pictures of {held} (channels, height, width), the model takes {taken}; a folder of"
             " pictures, --data imagefolder:DIR, is brought to the model's size"
         )
+    side = min(taken[1:])
+    if recipe.shift >= side:
+        raise UsageError(f"shift {recipe.shift} moves pictures of {side} pixels out of themselves; {side - 1} at most")
     if len(data.labels) != model.num_classes:
         if job.data is None or "num_classes" in arguments:
             raise UsageError(f"{job.dataset} has {len(data.labels)} classes, the model {model.num_classes}")
