@@ -9,9 +9,11 @@ import json
 import sys
 from pathlib import Path
 
-from zoo import hub
+import msgspec
+
+from zoo import hub, registry
 from zoo.files import copy, write_json, write_text
-from zoo.training import result
+from zoo.training import recipes, result
 from zoo.training.card import card
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -25,6 +27,8 @@ def adopt(folder: Path) -> None:
         raise SystemExit(f"{weights} is not the file that {folder / result.FILE} was measured on")
     if facts["trained_by"] != f"zoo train {facts['name']}":
         raise SystemExit(f"{folder} was trained by `{facts['trained_by']}`, which is not the recipe of its entry")
+    if msgspec.convert(facts["recipe"], recipes.Recipe) != recipes.recipe(registry.get(facts["name"]).recipe):
+        raise SystemExit(f"{folder} was trained by another state of recipe {facts['recipe_name']} than the present one")
     # In the checkout the entry's name means these weights, so that is what measures them from now on.
     facts["command"] = f"zoo eval {facts['name']}"
     target = ROOT / "weights" / facts["name"]

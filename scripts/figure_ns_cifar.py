@@ -10,13 +10,12 @@ The models are trained with `zoo train NAME --output DIR/NAME`, seed 0; those th
 from __future__ import annotations
 
 import json
-import shutil
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import msgspec
-from tables import command, table, with_tables
+from tables import command, save_picture, table, take_over, with_tables
 
 import zoo
 from zoo import analysis
@@ -100,15 +99,18 @@ def spectra_table() -> str:
 def selection_table() -> str:
     """One line a run on held-out training pictures."""
     rows = []
+    present = msgspec.to_builtins(recipes.recipe("cifar-cpu"))
     for run in json.loads((DATA / "selection.json").read_text(encoding="utf-8")):
-        recipe = recipes.override(recipes.recipe("cifar-cpu"), run["settings"])
+        recipe = msgspec.convert(run["recipe"], recipes.Recipe)
         augmentation = f"flip, shift {recipe.shift}, smoothing {recipe.label_smoothing:g}"
-        samples = f"{recipe.epochs} x {recipe.samples:,}"
-        settings = [f"{recipe.lr:g}", str(recipe.batch_size), augmentation, samples]
-        words = " ".join(f"--set {key}={value}" for key, value in run["settings"].items())
-        rows.append(
-            [run["name"], *settings, f"{run['top1']:.2f}", f"{run['loss']:.3f}", f"`zoo train {run['name']} {words}`"]
-        )
+        settings = [f"{recipe.lr:g}", str(recipe.batch_size), augmentation, f"{recipe.epochs} x {recipe.samples:,}"]
+        changed = [  # how often something is written changes no result
+            f"--set {key}={value}"
+            for key, value in msgspec.to_builtins(recipe).items()
+            if value != present[key] and not key.endswith("_every")
+        ]
+        trained = f"`zoo train {run['name']} {' '.join(changed)}`"
+        rows.append([run["name"], *settings, f"{run['top1']:.2f}", f"{run['loss']:.3f}", trained])
     head = ["Model", "rate", "batch", "augmentation", "samples", "top-1 in %", "loss", "command"]
     return table(head, rows, left=(0, 3, 7))
 
@@ -141,7 +143,7 @@ def picture() -> None:
     if axes[0].lines:
         axes[0].legend(fontsize=8)
     figure.tight_layout()
-    figure.savefig(PAGE.with_suffix(".svg"), metadata={"Date": None})
+    save_picture(figure, PAGE.with_suffix(".svg"))
 
 
 def collect(runs: Path) -> None:
@@ -151,31 +153,17 @@ def collect(runs: Path) -> None:
     """
     chosen = [json.loads(path.read_text(encoding="utf-8")) for path in runs.glob("selection/*/results.json")]
     if chosen:
-        choices = [_choice(results) for results in sorted(chosen, key=lambda results: results["top1"])]
+        kept = ("name", "top1", "loss", "recipe")
+        choices = [{key: run[key] for key in kept} for run in sorted(chosen, key=lambda run: run["top1"])]
         write_json(DATA / "selection.json", choices)
     for name in NAMES:
         if not (runs / name / "results.json").is_file():
             continue
-        (DATA / name).mkdir(parents=True, exist_ok=True)
-        shutil.copy(runs / name / "log.jsonl", DATA / name / "log.jsonl")
-        results = json.loads((runs / name / "results.json").read_text(encoding="utf-8"))
-        results["command"] = f"zoo eval runs/{name}"
-        write_json(DATA / name / "results.json", results)
+        results = take_over(runs, name, DATA)
         model = zoo.load(runs / name)
         images = open_dataset(results["dataset"], "test").first(PICTURES).images
         found = analysis.head_spectra(model, Preprocessing.of(model).normalize(images))
         write_json(DATA / name / "spectra.json", asdict(found))
-
-
-def _choice(results: dict[str, Any]) -> dict[str, Any]:
-    """A training on held-out pictures: its figures, and what its recipe changes of `cifar-cpu`."""
-    present = msgspec.structs.asdict(recipes.recipe("cifar-cpu"))
-    settings = {
-        key: value
-        for key, value in results["recipe"].items()
-        if value != present[key] and not key.endswith("_every")  # how often something is written changes no result
-    }
-    return {**{key: results[key] for key in ("name", "top1", "loss")}, "settings": settings}
 
 
 if __name__ == "__main__":

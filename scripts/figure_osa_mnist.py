@@ -10,12 +10,11 @@ The arms, and the command that trains each, stand in `ARMS`; train them with `--
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
 import torch
-from tables import command, table, with_tables
+from tables import command, save_picture, table, take_over, with_tables
 from torch import Tensor, nn
 
 import zoo
@@ -91,7 +90,7 @@ def picture() -> None:
     axes[0].set_ylabel("cross entropy")
     axes[0].legend(fontsize=7)
     figure.tight_layout()
-    figure.savefig(PAGE.with_suffix(".svg"), metadata={"Date": None})
+    save_picture(figure, PAGE.with_suffix(".svg"))
 
 
 @torch.no_grad()
@@ -116,11 +115,7 @@ def largest_norms(model: nn.Module, images: Tensor) -> list[float]:
 def collect(runs: Path) -> None:
     """Take over logs and results of the arms, and measure ||S|| before and after training."""
     for arm in ARMS:
-        (DATA / arm).mkdir(parents=True, exist_ok=True)
-        shutil.copy(runs / arm / "log.jsonl", DATA / arm / "log.jsonl")
-        results = json.loads((runs / arm / "results.json").read_text(encoding="utf-8"))
-        results["command"] = f"zoo eval runs/{arm}"
-        write_json(DATA / arm / "results.json", results)
+        take_over(runs, arm, DATA)
     torch.manual_seed(0)
     models = {
         "at initialisation (seed 0)": zoo.load("osa-vit-mnist", pretrained=False),

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
-from zoo.files import write_text
+from zoo.files import atomic, copy, write_json, write_text
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[int] = (0,)) -> str:
@@ -27,6 +29,21 @@ def with_tables(page: Path, tables: Mapping[str, str]) -> str:
         if found != 1:
             raise SystemExit(f"{page} has no place for the table {name!r}")
     return text
+
+
+def take_over(runs: Path, name: str, target: Path) -> dict[str, Any]:
+    """Copy log and results of the training `runs`/`name` to `target`/`name`; returns what the results say."""
+    results = json.loads((runs / name / "results.json").read_text(encoding="utf-8"))
+    results["command"] = f"zoo eval runs/{name}"
+    copy(runs / name / "log.jsonl", target / name / "log.jsonl")
+    write_json(target / name / "results.json", results)
+    return results
+
+
+def save_picture(figure: Any, path: Path) -> None:
+    """Write a figure of matplotlib as SVG, whole or not at all, and the same for the same content."""
+    with atomic(path) as temporary:
+        figure.savefig(temporary, format="svg", metadata={"Date": None})
 
 
 def command(

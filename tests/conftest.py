@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import struct
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,16 +12,27 @@ from pathlib import Path
 import pytest
 
 
-@pytest.fixture(scope="session")
-def data_dir() -> Path:
-    """Folder of the real data sets (`ZOO_DATA`). Absent: the test is skipped, and fails where `CI` is "true"."""
+def found(dataset: str) -> Path:
+    """The folder `ZOO_DATA`, with `dataset` in it; else the test is skipped, and fails where `CI` is "true"."""
     named = os.environ.get("ZOO_DATA")
-    if named and any((Path(named) / "mnist").glob("train-images*")):
+    if named and any((Path(named) / dataset).glob("train-*")):
         return Path(named).resolve()
-    reason = f"no mnist/ in the folder {named}" if named else "ZOO_DATA names no folder with mnist/ in it"
+    reason = f"no {dataset}/ in the folder {named}" if named else f"ZOO_DATA names no folder with {dataset}/ in it"
     if os.environ.get("CI") == "true":
         pytest.fail(reason)
     pytest.skip(reason)
+
+
+@pytest.fixture(scope="session")
+def data_of() -> Callable[[str], Path]:
+    """The folder of the real data sets, for one of them by name."""
+    return found
+
+
+@pytest.fixture(scope="session")
+def data_dir() -> Path:
+    """The folder of the real data sets, with MNIST in it."""
+    return found("mnist")
 
 
 @pytest.fixture
@@ -41,15 +53,33 @@ def run_zoo(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
 
 
 @pytest.fixture(scope="session")
-def small_cifar(data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def small_cifar(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A data folder with the first 640 training and 200 test pictures of CIFAR-10, which are read in no time."""
     import pyarrow.parquet
 
-    root = tmp_path_factory.mktemp("data")
+    whole, root = found("cifar10"), tmp_path_factory.mktemp("data")
     (root / "cifar10").mkdir()
     for split, rows in (("train", 640), ("test", 200)):
-        first = sorted((data_dir / "cifar10").glob(f"{split}-*.parquet"))[0]
+        first = sorted((whole / "cifar10").glob(f"{split}-*.parquet"))[0]
         batch = next(pyarrow.parquet.ParquetFile(first).iter_batches(rows))
         path = root / "cifar10" / f"{split}-00000-of-00001.parquet"
         pyarrow.parquet.write_table(pyarrow.Table.from_batches([batch]), path)
+    return root
+
+
+@pytest.fixture(scope="session")
+def small_mnist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data folder with the first 640 training and 500 test pictures of MNIST."""
+    from zoo.data import open_dataset
+
+    whole, root = found("mnist"), tmp_path_factory.mktemp("data")
+    (root / "mnist").mkdir()
+    for split, word, count in (("train", "train", 640), ("test", "t10k", 500)):
+        part = open_dataset("mnist", split, whole).first(count)
+        for kind, content, sides in (
+            ("images-idx3", part.images.numpy(), (count, 28, 28)),
+            ("labels-idx1", part.targets.byte().numpy(), (count,)),
+        ):
+            head = struct.pack(f">HBB{len(sides)}I", 0, 8, len(sides), *sides)
+            (root / "mnist" / f"{word}-{kind}-ubyte").write_bytes(head + content.tobytes())
     return root

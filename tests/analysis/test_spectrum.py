@@ -65,6 +65,11 @@ def test_no_number_has_no_spectrum():
         spectra_of(torch.full((1, 5, 4), torch.nan))
 
 
+def test_an_attention_in_two_places_is_counted_once_a_call():
+    attention = Values(4)
+    assert head_spectra(nn.Sequential(attention, attention), torch.randn(3, 5, 4)).matrices == 6
+
+
 @pytest.mark.parametrize(("name", "matrices"), [("ns-vit-cifar10", 9 * 12), ("ns-swin-cifar10", 288)])
 def test_there_are_as_many_matrices_as_the_paper_counts(name, matrices):
     found = head_spectra(zoo.load(name, pretrained=False), torch.randn(2, 3, 32, 32))

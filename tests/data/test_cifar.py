@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import os
 from pathlib import Path
 
 import numpy as np
@@ -32,15 +31,10 @@ SHA256 = {
 
 
 @pytest.fixture(scope="session", params=SETS)
-def real(request, data_dir):
+def real(request, data_of):
     """The name of a set and its two splits, read once."""
     name = request.param
-    if not any((data_dir / name).glob("train-*.parquet")):
-        reason = f"no {name}/ in the folder {data_dir}"
-        if os.environ.get("CI") == "true":
-            pytest.fail(reason)
-        pytest.skip(reason)
-    return name, *(data.open_dataset(name, split, data_dir) for split in ("train", "test"))
+    return name, *(data.open_dataset(name, split, data_of(name)) for split in ("train", "test"))
 
 
 @pytest.fixture

@@ -109,6 +109,8 @@ def test_a_model_that_does_not_say_is_not_guessed_at(missing):
         {"std": ["a", "b", "c"]},
         {"std": (0.5, 0.5, 0.0)},
         {"crop_pct": 1.5},
+        {"crop_pct": 0},
+        {"crop_pct": "0.9"},
         {"crop_pct": -1.0},
         {"interpolation": "cubic"},
         {"crop_mode": "middle"},

@@ -382,11 +382,11 @@ def test_what_has_it_or_has_nothing():
 
 
 @pytest.mark.parametrize("name", [name for name in registry.names("ns-*cifar*") if hub.at_hand(registry.get(name))])
-def test_trained_weights_in_the_twin_answer_as_the_model(name, data_dir):
-    model = zoo.load(name)
+def test_trained_weights_in_the_twin_answer_as_the_model(name, data_of):
+    model, dataset = zoo.load(name), registry.get(name).dataset
     twin = zoo.load(registry.get(name).twin, pretrained=False)
     twin.load_state_dict(model.state_dict())
-    test = open_dataset(registry.get(name).dataset, "test", data_dir).first(64)
+    test = open_dataset(dataset, "test", data_of(dataset)).first(64)
     images = Preprocessing.of(model).normalize(test.images)
     plain, wanted = twin(images), model(images)
     assert (plain.argmax(1) != wanted.argmax(1)).any()  # without the transformation these weights see other things

@@ -43,7 +43,7 @@ def folder(request, tmp_path):
 
 
 def test_numbers_of_parameters():
-    """The ViT's two are those of the source's code; a Swin's differ from it by its norms and merges alone."""
+    """The ViT's are those of the source's code, the Swin's those of timm, which adds no positions to the patches."""
     for name, count in {
         "ns-vit-cifar10": 2_692_426,
         "ns-vit-cifar100": 2_709_796,

@@ -224,6 +224,18 @@ def test_traces_to_torchscript_that_can_be_saved(tokens: int, followed: bool) ->
         torch.testing.assert_close(loaded(x), model(x), rtol=0, atol=1e-6)
 
 
+def test_a_traced_graph_that_is_trained_has_the_gradients_and_none_at_a_zero_head() -> None:
+    x = torch.randn(3, 9, 4)
+    x[1] = 0.0
+    traced = torch.jit.trace(newton_schulz, torch.randn(3, 9, 4))
+    (found,), (wanted,) = (
+        torch.autograd.grad(f(y).square().sum() + f(y)[..., 0].sum(), y)
+        for f, y in ((traced, x.clone().requires_grad_()), (newton_schulz, x.clone().requires_grad_()))
+    )
+    assert not found[1].any()
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_onnx_agrees_at_every_batch(tmp_path: Path) -> None:
     onnxruntime = pytest.importorskip("onnxruntime")

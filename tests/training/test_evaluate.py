@@ -16,15 +16,15 @@ TRAINED = [name for name in registry.names() if hub.at_hand(registry.get(name)) 
 
 
 @pytest.mark.parametrize("name", TRAINED)
-def test_the_stated_figure_is_reproduced(name, data_dir):
-    figures = training.evaluate_named(name, data_dir=data_dir)
+def test_the_stated_figure_is_reproduced(name, data_of):
+    figures = training.evaluate_named(name, data_dir=data_of(registry.get(name).dataset))
     assert figures.top1 == pytest.approx(registry.get(name).ours.value, abs=0.005)
 
 
 @pytest.mark.parametrize("name", TRAINED)
-def test_batches_do_not_matter(name, data_dir):
-    model = zoo.load(name)
-    arrays = open_dataset(registry.get(name).dataset, "test", data_dir).first(500)
+def test_batches_do_not_matter(name, data_of):
+    model, dataset = zoo.load(name), registry.get(name).dataset
+    arrays = open_dataset(dataset, "test", data_of(dataset)).first(500)
     figures = [training.evaluate(model, arrays, batch_size=size) for size in (1, 7, 256)]
     assert len({figure.correct for figure in figures}) == 1
     assert figures[1].loss == pytest.approx(figures[0].loss, rel=1e-5)
@@ -33,8 +33,9 @@ def test_batches_do_not_matter(name, data_dir):
 
 @pytest.mark.parametrize("name", TRAINED)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_keeps_the_figure(name, dtype, data_dir):
-    arrays = open_dataset(registry.get(name).dataset, "test", data_dir).first(1000)
+def test_half_precision_keeps_the_figure(name, dtype, data_of):
+    dataset = registry.get(name).dataset
+    arrays = open_dataset(dataset, "test", data_of(dataset)).first(1000)
     full, half = (training.evaluate(zoo.load(name, dtype=kind), arrays).top1 for kind in (torch.float32, dtype))
     assert half == pytest.approx(full, abs=0.5)
 

@@ -150,6 +150,13 @@ def test_weights_are_stored_in_half_precision_and_measured_as_they_are_stored(tr
     assert {p.dtype for p in zoo.load(trained).parameters()} == {torch.float32}
 
 
+def test_the_log_tests_in_full_precision_as_the_results_do(small_cifar, tmp_path):
+    settings = {**SHORT, "precision": "bf16", "storage": "float32"}
+    results = training.train("test-ns-vit", output=tmp_path / "run", data_dir=small_cifar, settings=settings)
+    tests = [row["test"] for row in log.read(tmp_path / "run" / "log.jsonl") if "test" in row]
+    assert tests[-1]["loss"] == pytest.approx(results["loss"], rel=1e-6)
+
+
 def test_fine_tuning_on_a_folder_of_pictures(trained, folder_of_pictures, tmp_path, small_cifar):
     output, data = tmp_path / "fine", f"imagefolder:{folder_of_pictures}"
     settings = {**SHORT, "samples": None, "batch_size": 8, "epochs": 3, "mixup": 0, "cutmix": 0}
@@ -161,13 +168,15 @@ def test_fine_tuning_on_a_folder_of_pictures(trained, folder_of_pictures, tmp_pa
     assert training.evaluate_named(str(output), data=data).top1 == results["top1"]
     public = f"imagefolder:{folder_of_pictures.name}"
     assert results["dataset"] == public
-    assert f"--data {public} --init {trained}" in results["trained_by"]
-    assert str(folder_of_pictures) not in (output / "config.json").read_text()
+    assert f"--data {public} --init {trained.name}" in results["trained_by"]
     card = (output / "README.md").read_text()
     assert "The source's figure" not in card
     assert "3 classes (apple, bread, cheese)" in card
     assert 'zoo.load("test-ns-vit")' not in card
-    assert str(folder_of_pictures) not in card
+    assert 'zoo.load("this/folder")' in card
+    for path in (output / "README.md", output / "log.jsonl", output / "results.json", output / "config.json"):
+        assert str(folder_of_pictures) not in path.read_text()
+        assert str(trained) not in path.read_text()
     assert (output / "config.json").read_text().count("cheese") >= 1
     answer = zoo.predict(model, folder_of_pictures / "apple/0.png")
     assert {label for label, _ in answer} == {"apple", "bread", "cheese"}
@@ -245,8 +254,16 @@ def test_a_compiled_model_is_trained_and_stored_under_its_own_names(small_cifar,
     assert not [key for key in safetensors.torch.load_file(tmp_path / "run/model.safetensors") if "_orig_mod" in key]
 
 
-@pytest.mark.parametrize(("recipe", "said"), [("ns-cifar", "followed its recipe"), ("cifar-cpu", "do not compare")])
-def test_the_card_says_whether_the_papers_recipe_was_run(recipe, said):
+@pytest.mark.parametrize(
+    ("recipe", "changed", "said"),
+    [
+        ("ns-cifar", {}, "followed its recipe"),
+        ("ns-cifar", {"precision": "bf16", "compile": True, "seed": 1}, "followed its recipe"),
+        ("ns-cifar", {"lr": 2e-3}, "do not compare"),
+        ("cifar-cpu", {}, "do not compare"),
+    ],
+)
+def test_the_card_says_whether_the_papers_recipe_was_run(recipe, changed, said):
     results = {
         "name": "ns-vit-cifar100",
         "dataset": "cifar100",
@@ -261,12 +278,14 @@ def test_the_card_says_whether_the_papers_recipe_was_run(recipe, said):
         "steps": 1,
         "training_seconds": 1.0,
         "recipe_name": recipe,
-        "recipe": msgspec.to_builtins(recipes.recipe(recipe)),
+        "recipe": msgspec.to_builtins(recipes.override(recipes.recipe(recipe), changed)),
         "environment": {"torch": "2", "timm": "1", "device": "cpu", "threads": 1},
     }
     text = card(results)
     assert said in text
     assert "73.25" in text
+    assert 'zoo.load("this/folder")' in text  # the name stands for the published weights
+    assert 'zoo.load("ns-vit-cifar100")' in card({**results, "command": "zoo eval ns-vit-cifar100"})
 
 
 def test_the_recipe_that_an_entry_names_as_the_papers_is_there():
@@ -291,7 +310,7 @@ def test_a_folder_is_written_by_one_training_at_a_time(small_cifar, tmp_path):
     assert not (tmp_path / "run/.lock").exists()
 
 
-@pytest.mark.parametrize("change", ["rename", "remove"])
+@pytest.mark.parametrize("change", ["rename", "remove", "move"])
 def test_a_training_does_not_go_on_with_other_pictures(change, folder_of_pictures, tmp_path):
     pictures, output = tmp_path / "pictures", tmp_path / "run"
     shutil.copytree(folder_of_pictures, pictures)
@@ -300,6 +319,10 @@ def test_a_training_does_not_go_on_with_other_pictures(change, folder_of_picture
         training.train("test-ns-vit", output=output, data=f"imagefolder:{pictures}", settings=settings, stop_after=2)
     if change == "rename":
         (pictures / "apple").rename(pictures / "zucchini")
+    elif change == "move":  # one of each to the other class: as many pictures, and the same ones
+        (pictures / "apple/3.png").rename(pictures / "bread/x.png")
+        (pictures / "bread/3.png").rename(pictures / "apple/3.png")
+        (pictures / "bread/x.png").rename(pictures / "bread/3.png")
     else:
         (pictures / "bread/3.png").unlink()
         (pictures / "bread/4.png").unlink()

@@ -101,7 +101,8 @@ def _watched(model: nn.Module, watch: Callable[[int, Tensor], None]) -> Iterator
     def hook(heads: int) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
         return lambda _, inputs: watch(heads, inputs[0])
 
-    handles = [target.register_forward_pre_hook(hook(heads)) for target, heads in head_merges(model).values()]
+    targets = dict(head_merges(model).values())  # an attention in two places is called in both, and hooked once
+    handles = [target.register_forward_pre_hook(hook(heads)) for target, heads in targets.items()]
     try:
         yield
     finally:

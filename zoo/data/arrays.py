@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -29,6 +30,13 @@ class ImageArrays:
     def first(self, count: int) -> ImageArrays:
         """The first `count` pictures."""
         return ImageArrays(self.images[:count], self.targets[:count], self.labels)
+
+    def sha256(self) -> str:
+        """Hex digest of pictures and targets in their order, which two sets share only where they are the same."""
+        digest = hashlib.sha256()
+        for tensor in (self.images, self.targets):
+            digest.update(tensor.contiguous().numpy(force=True).data)
+        return digest.hexdigest()
 
 
 def joined(parts: Iterable[tuple[np.ndarray, np.ndarray]], labels: tuple[str, ...]) -> ImageArrays:

@@ -83,7 +83,7 @@ class Preprocessing:
             mean=_read(config, "mean", _Numbers),
             std=_read(config, "std", _Numbers),
             interpolation=config.get("interpolation") or "bilinear",
-            crop_pct=config.get("crop_pct") or 1.0,
+            crop_pct=1.0 if config.get("crop_pct") is None else _read(config, "crop_pct", float),
             crop_mode=config.get("crop_mode") or "center",
             framing=config.get("framing"),
         )

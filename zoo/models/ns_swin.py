@@ -80,7 +80,7 @@ def ns_swin_cifar10(pretrained: bool = False, **kwargs: Any) -> nn.Module:
 
 @register_model
 def swin_cifar10(pretrained: bool = False, **kwargs: Any) -> nn.Module:
-    """The twin of `ns_swin_cifar10`: timm's Swin of the same sizes."""
+    """The twin of `ns_swin_cifar10` with softmax attention alone."""
     return _build(CifarSwinTransformer, "swin_cifar10", pretrained, **{**_CIFAR, **kwargs})
 
 
@@ -92,7 +92,7 @@ def ns_swin_cifar100(pretrained: bool = False, **kwargs: Any) -> nn.Module:
 
 @register_model
 def swin_cifar100(pretrained: bool = False, **kwargs: Any) -> nn.Module:
-    """The twin of `ns_swin_cifar100`: timm's Swin of the same sizes."""
+    """The twin of `ns_swin_cifar100` with softmax attention alone."""
     return _build(CifarSwinTransformer, "swin_cifar100", pretrained, **{**_CIFAR, **kwargs})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -22,7 +23,8 @@ def card(results: dict[str, Any]) -> str:
     metadata = yaml.safe_dump(_metadata(entry, results), sort_keys=False)
     own = results["dataset"] == entry.dataset
     what_it_is = f"{entry.summary[0].upper()}{entry.summary[1:]}" if own else _elsewhere(name, results)
-    loaded = name if own else "this/folder"
+    published = results["command"] == f"zoo eval {name}"  # else the name stands for other weights, or for none
+    loaded = name if published else "this/folder"
     return f"""---
 {metadata}---
 # {name}
@@ -68,10 +70,16 @@ def _paper(entry: registry.Entry, results: dict[str, Any]) -> str:
     theirs = entry.paper.recipe
     if theirs is None:
         return f"{figure}\n\n"
-    if results["recipe"] == msgspec.to_builtins(recipes.recipe(theirs)):
+    if _same_recipe(results["recipe"], msgspec.to_builtins(recipes.recipe(theirs))):
         return f"{figure}\nThis training followed its recipe.\n\n"
     command = f"zoo train {entry.name} --recipe {theirs}"
     return f"{figure}\nIts recipe, `{command}`, has not been run for these weights: the two figures do not compare.\n\n"
+
+
+def _same_recipe(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """But for the seed and for how, not what, is computed and written."""
+    ways = ("precision", "compile", "fused_attention", "seed", "storage", "log_every", "save_every", "test_every")
+    return {**one, **dict.fromkeys(ways)} == {**other, **dict.fromkeys(ways)}
 
 
 def _metadata(entry: registry.Entry, results: dict[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from zoo.files import atomic
 FILE = "checkpoint.pt"
 KEYS = frozenset(
     (
-        *("name", "data", "init", "recipe_name", "recipe", "model_args", "processes"),
+        *("name", "data", "data_facts", "init", "recipe_name", "recipe", "model_args", "processes"),
         *("step", "seconds", "model", "optimizer", "schedule", "scaler"),
     )
 )

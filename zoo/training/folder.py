@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import msgspec
 
@@ -37,7 +38,7 @@ def inspect(folder: Path, *, resume: bool, overwrite: bool) -> dict[str, Any] | 
     """
     if resume and overwrite:
         raise UsageError("--resume goes on and --overwrite starts anew: give one of them")
-    unfinished, finished = (folder / checkpoint.FILE).is_file(), (folder / result.FILE).is_file()
+    unfinished, finished = checkpoint.there(folder), (folder / result.FILE).is_file()
     if resume:
         if unfinished:
             return checkpoint.load(folder)
@@ -54,7 +55,7 @@ def inspect(folder: Path, *, resume: bool, overwrite: bool) -> dict[str, Any] | 
 def claimed(folder: Path) -> Iterator[None]:
     """Hold `folder`, made if need be, against other trainings of this machine; UsageError where one holds it.
 
-    Where the system has no such locks (Windows) nothing is held.
+    Where the system or the file system has no such locks (Windows, some networks) nothing is held.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -62,21 +63,32 @@ def claimed(folder: Path) -> Iterator[None]:
     except OSError as error:
         raise UsageError(f"cannot write to the folder {folder} ({error.strerror}); choose another: --output") from None
     with file:
-        if fcntl is not None:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise UsageError(f"another training is writing to {folder}; choose another folder: --output") from None
+        if not _locked(file, folder / _LOCK):
+            raise UsageError(f"another training is writing to {folder}; choose another folder: --output")
         try:
             yield
         finally:
             (folder / _LOCK).unlink(missing_ok=True)
 
 
-def clear(folder: Path, *, keep: bool) -> None:
-    """Make `folder` and remove what a kill in the middle of a write left; without `keep`, an earlier training too."""
+def _locked(file: IO[str], path: Path) -> bool:
+    """Lock `file`, which was opened from `path`; False where another process has it, or had it until just now."""
+    if fcntl is None:
+        return True
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return os.path.samestat(
+            os.fstat(file.fileno()), path.stat()
+        )  # else its owner removed it: others lock a new one
+    except (BlockingIOError, FileNotFoundError):
+        return False
+    except OSError:  # a file system without locks
+        return True
+
+
+def clear(folder: Path, *, keep: bool) -> None:
+    """Remove what a kill in the middle of a write left in `folder`; without `keep`, an earlier training too."""
+    try:
         earlier = [] if keep else [folder / name for name in (checkpoint.FILE, *result.FILES)]
         for path in [*folder.glob(".*.tmp"), *earlier]:
             path.unlink(missing_ok=True)

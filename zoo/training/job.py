@@ -52,6 +52,11 @@ class Job:
             return self.data
         return IMAGE_FOLDER + Path(self.data.removeprefix(IMAGE_FOLDER)).name
 
+    @property
+    def public_init(self) -> str | None:
+        """`init` as a result may name it: of a path that only this machine has its last part."""
+        return Path(self.init).name if self.init is not None and Path(self.init).is_absolute() else self.init
+
     def command(self, **changes: Any) -> list[str]:
         """The words of the command that trains this: recipe, data and start where they are not the entry's, and every
         setting; `changes` replace fields of the recipe."""

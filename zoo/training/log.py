@@ -13,14 +13,14 @@ FILE = "log.jsonl"
 
 
 class Log:
-    """Appends one JSON object a line to `folder/log.jsonl`; with `keep_until`, lines of later steps are dropped first.
+    """Appends one JSON object a line to `folder/log.jsonl`, once lines of steps after `keep_until` are dropped.
 
     So a resumed training continues the log where its checkpoint stands, and no step appears twice.
     """
 
-    def __init__(self, folder: Path, keep_until: int | None = None) -> None:
+    def __init__(self, folder: Path, keep_until: int) -> None:
         self.path = folder / FILE
-        kept = [] if keep_until is None else [row for row in read(self.path) if row.get("step", 0) <= keep_until]
+        kept = [row for row in read(self.path) if row.get("step", 0) <= keep_until]
         write_text(self.path, "".join(_line(row) for row in kept))
 
     def write(self, **row: Any) -> None:

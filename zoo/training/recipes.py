@@ -92,8 +92,8 @@ RECIPES = {
         drop_path=0.1,
         storage="float16",
     ),
-    # What one CPU core does in about an hour. Rate, batch and augmentation were chosen on held-out training pictures,
-    # once for all arms: docs/results/ns-cifar.md.
+    # What one CPU core does in about an hour. Rate, batch and augmentation were chosen on held-out training pictures
+    # and are the same for all arms: docs/results/ns-cifar.md.
     "cifar-cpu": Recipe(
         epochs=6,
         batch_size=32,

@@ -23,12 +23,13 @@ from zoo.errors import DamagedError, UsageError
 from zoo.files import atomic, write_json, write_text
 from zoo.loading import facts, load
 from zoo.models._build import OWN_FACTS
+from zoo.training import log
 from zoo.training.card import card
 from zoo.training.evaluate import evaluate
 from zoo.training.job import Job
 
 FILE = "results.json"
-FILES = (hub.WEIGHTS_FILE, "config.json", "README.md", FILE, "log.jsonl")
+FILES = (hub.WEIGHTS_FILE, "config.json", "README.md", FILE, log.FILE)
 
 
 def write(job: Job, model: nn.Module, test: ImageArrays, *, steps: int, seconds: float, device: str) -> None:
@@ -37,7 +38,7 @@ def write(job: Job, model: nn.Module, test: ImageArrays, *, steps: int, seconds:
     save_weights(model, folder / hub.WEIGHTS_FILE, getattr(torch, recipe.storage))
     save_config(model, folder / "config.json")
     figures = evaluate(load(str(folder.resolve())), test)
-    shared = replace(job, data=job.public_data)
+    shared = replace(job, data=job.public_data, init=job.public_init)
     training = shlex.join(shared.command())
     data = [] if shared.data is None else ["--data", shared.data]
     evaluation = shlex.join(["zoo", "eval", str(folder), *data])

@@ -11,7 +11,7 @@ import math
 import shlex
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -124,8 +124,7 @@ class _Run:
         self.job, self.accelerator, recipe = job, accelerator, job.recipe
         self.bare, data, self.test = model_and_data(job, resumed=resumed)
         self.preprocessing = Preprocessing.of(self.bare)
-        # What tells other data from these: targets depend on the order of the labels, steps on the number.
-        self.data_facts = {"labels": list(data.labels), "pictures": len(data), "sum": int(data.images.sum())}
+        self.data_facts = {"labels": list(data.labels), "pictures": len(data), "sha256": data.sha256()}
         self.data = data.to(accelerator.device)
         self.epoch_steps = steps_per_epoch(len(self.data), recipe.batch_size, recipe.repeats)
         if not self.epoch_steps:
@@ -144,8 +143,8 @@ class _Run:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on where `state`, which `state()` made, stands; UsageError where the data are no longer the same."""
-        found, now = state.get("data_facts"), self.data_facts
-        if found is not None and found != now:
+        found, now = state["data_facts"], self.data_facts
+        if found != now:
             raise UsageError(
                 f"{self.job.dataset} is not what this training began with: {_difference(found, now)}; bring it back, or"
                 " start anew with --overwrite"
@@ -182,7 +181,7 @@ class _Run:
         job, main = self.job, self.accelerator.is_main_process
         log = Log(job.folder, keep_until=self.step) if main else None
         if log is not None and self.step == 0:
-            origin = {"recipe_name": job.recipe_name, "data": job.public_data, "init": job.init}
+            origin = {"recipe_name": job.recipe_name, "data": job.public_data, "init": job.public_init}
             log.write(
                 step=0, name=job.name, **origin, recipe=msgspec.to_builtins(job.recipe), model_args=job.model_args
             )
@@ -251,7 +250,7 @@ class _Run:
         return loss.detach()
 
     def _mean_loss(self) -> float:
-        """Mean since it was last asked, and the one place that waits for the device; DivergedError if no number."""
+        """Mean since it was last asked, for which the device is waited for; DivergedError if it is no number."""
         if not self._losses:
             return 0.0
         mean = float(self.accelerator.reduce(torch.stack(self._losses).mean(), "mean"))
@@ -293,7 +292,8 @@ class _Run:
         if log is not None:
             epoch = self.step // self.epoch_steps
             try:
-                figures = evaluate(self.bare, self.test)
+                with _own_forward(self.bare):
+                    figures = evaluate(self.bare, self.test)
             except DamagedError:
                 self.accelerator.set_trigger()
             else:
@@ -306,9 +306,20 @@ class _Run:
         self._mark = self.step, time.perf_counter()
 
 
+@contextlib.contextmanager
+def _own_forward(model: nn.Module) -> Iterator[None]:
+    """`model` without the forward pass that accelerate put on it, which turns autocast on whatever stands around it."""
+    wrapped = model.__dict__.pop("forward", None)
+    try:
+        yield
+    finally:
+        if wrapped is not None:
+            model.__dict__["forward"] = wrapped
+
+
 def _difference(found: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     if found["labels"] != now["labels"]:
         return f"its classes were {len(found['labels'])} ({', '.join(found['labels'][:5])}), other ones than now"
     if found["pictures"] != now["pictures"]:
         return f"it had {found['pictures']} training pictures, now {now['pictures']}"
-    return "its pictures were others"
+    return "its pictures, their order or their classes were others"
