@@ -126,7 +126,13 @@ def predict(name: str, files: tuple[str, ...], top: int | None, device: str, as_
 @click.option("--recipe", metavar="NAME", help="Another recipe than the entry's.")
 @_DATA
 @click.option("--init", metavar="NAME", help="Start from these weights: an entry, a folder, or hf-hub:org/name.")
-@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Change the recipe or the architecture.")
+@click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="A field of the recipe (epochs, lr, batch_size, shift, ...) or an argument of the architecture.",
+)
 @click.option("--stop-after", type=click.IntRange(min=1), metavar="STEPS", help="Stop early and leave a checkpoint.")
 @_JSON
 def train(
@@ -182,7 +188,9 @@ def eval_(name: str, batch: int, data: str | None, data_dir: str | None, device:
     """Recompute the figure of the model NAME on its test set, from weights and data."""
     from zoo import training
 
-    figures = training.evaluate_named(name, batch_size=batch, data_dir=data_dir, device=device, data=data).to_dict()
+    figures = training.evaluate_named(
+        name, batch_size=batch, data_dir=data_dir, device=device, data=data, progress=sys.stderr.isatty()
+    ).to_dict()
     if as_json:
         print_json(figures)
     else:

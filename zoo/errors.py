@@ -56,6 +56,12 @@ class InterruptedRun(ZooError):
     exit_code = 130
 
 
+class StoppedRun(InterruptedRun):
+    """A training stopped after as many steps as was asked, its state saved: no failure."""
+
+    exit_code = 0
+
+
 def one_line(text: object) -> str:
     """What `text` says, an error mostly, with every run of blanks and line ends made one blank."""
     return " ".join(str(text).split())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import textwrap
 import warnings
 from pathlib import Path
@@ -134,6 +135,8 @@ def _from_folder(folder: Path, pretrained: bool, model_args: dict[str, Any]) -> 
         if not isinstance(config.get("model_args", {}), dict):
             raise TypeError("model_args is a mapping")
     except FileNotFoundError:
+        if (folder / "checkpoint.pt").is_file():
+            raise NotFoundError(f"the training in {folder} is not finished; `zoo train ... --resume` goes on") from None
         raise NotFoundError(f"{folder} holds no config.json; a folder as `zoo train` writes it is needed") from None
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise DamagedError(f"{config_path} is no model configuration ({type(error).__name__}: {error})") from None
@@ -167,7 +170,9 @@ def _create(name: str, pretrained: bool, model_args: dict[str, Any], shown: str 
     try:
         return timm.create_model(name, pretrained=pretrained, **model_args, **kwargs)
     except TypeError as error:
-        raise UsageError(f"{shown} does not take these arguments: {_line(error)}") from error
+        unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+        why = f"it has no {unknown[1]!r}" if unknown else _line(error)
+        raise UsageError(f"{shown} does not take these arguments: {why}") from error
     except (AssertionError, ValueError, IndexError) as error:
         if isinstance(error, UsageError):
             raise

@@ -35,7 +35,7 @@ def test_one_json_document(report: Report) -> None:
 def test_plain_table(report: Report) -> None:
     head, first, second = report.table(terminal=False).splitlines()
     assert head.split() == [
-        "model", "backend", "batch", "p50", "ms", "p90", "ms", "p99", "ms", "images/s", "vs", "twin",
+        "model", "backend", "batch", "p50", "ms", "p90", "ms", "p99", "ms", "images/s", "time/twin",
     ]  # fmt: skip
     assert first.split() == ["osa-vit", "eager", "8", "1.250", "1.500", "2.750", "6154", "0.98", "(0.95-1.02)"]
     assert second.split()[-1] == "-"

@@ -17,15 +17,9 @@ import zoo
 from zoo import registry, training
 from zoo.data import open_dataset
 from zoo.data.arrays import steps_per_epoch
-from zoo.data.augment import random_crop, random_flip
-from zoo.data.auto_augment import auto_augment
-from zoo.data.erasing import random_erasing
-from zoo.data.mixing import mix
-from zoo.data.preprocessing import Preprocessing
 from zoo.errors import InterruptedRun, UsageError
 from zoo.loading import facts
 from zoo.training import log, recipes
-from zoo.training.augmentation import augmented
 from zoo.training.card import card
 from zoo.training.folder import claimed
 from zoo.training.job import Job
@@ -113,39 +107,6 @@ def test_drop_path_is_of_the_recipe_unless_the_caller_says_otherwise(small_cifar
     assert {block.drop_path1.drop_prob for block in model.blocks} == {0.2}
 
 
-def test_a_batch_of_the_papers_recipe(small_cifar):
-    recipe = recipes.recipe("ns-cifar")
-    model, data, _ = model_and_data(job(data_dir=small_cifar))
-    images, targets = data.images[:128], data.targets[:128]
-
-    def draw(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-        generator = torch.Generator().manual_seed(seed)
-        return augmented(images, targets, 10, recipe, Preprocessing.of(model), generator)
-
-    (x, y), (again, _), (other, _) = draw(0), draw(0), draw(1)
-    assert x.shape == (128, 3, 32, 32) and x.dtype == torch.float32
-    assert y.shape == (128, 10)
-    torch.testing.assert_close(y.sum(1), torch.ones(128))
-    assert torch.equal(x, again)
-    assert not torch.equal(x, other)
-
-
-def test_a_batch_is_augmented_in_the_papers_order(small_cifar):
-    recipe = recipes.override(recipes.recipe("ns-cifar"), {"erasing": 1.0, "mix_probability": 1.0})
-    model, data, _ = model_and_data(job(data_dir=small_cifar))
-    preprocessing, images, targets = Preprocessing.of(model), data.images[:16], data.targets[:16]
-    x, y = augmented(images, targets, 10, recipe, preprocessing, torch.Generator().manual_seed(3))
-    generator = torch.Generator().manual_seed(3)
-    crops = random_crop(random_flip(images, generator), 4, generator)
-    pictures = preprocessing.normalize(auto_augment(crops, generator))
-    holes = random_erasing(pictures, 1.0, generator, fill=preprocessing.mean)
-    assert not torch.equal(holes, pictures)
-    alphas = {"mixup_alpha": 1.0, "cutmix_alpha": 1.0, "probability": 1.0}
-    wanted = mix(holes, targets, 10, **alphas, label_smoothing=0.1, generator=generator)
-    assert torch.equal(x, wanted[0])
-    assert torch.equal(y, wanted[1])
-
-
 def test_every_augmentation_is_resumed_bit_for_bit(small_cifar, tmp_path):
     settings = {**SHORT, "drop_path": 0.2}
     for name, stops in (("one", []), ("two", [1, 3])):
@@ -156,15 +117,6 @@ def test_every_augmentation_is_resumed_bit_for_bit(small_cifar, tmp_path):
         training.train("test-ns-vit", **asked, resume=bool(stops))
     one, two = (safetensors.torch.load_file(tmp_path / name / "model.safetensors") for name in ("one", "two"))
     assert all(torch.equal(one[key], two[key]) for key in one)
-
-
-def test_without_mixing_targets_stay_classes(small_cifar):
-    model, data, _ = model_and_data(job(data_dir=small_cifar))
-    recipe = recipes.recipe("cifar-cpu")
-    _, y = augmented(
-        data.images[:8], data.targets[:8], 10, recipe, Preprocessing.of(model), torch.Generator().manual_seed(0)
-    )
-    assert torch.equal(y, data.targets[:8])
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from typing import Any
 
 from zoo.bench.protocol import Summary
 
-_HEAD = ("model", "backend", "batch", "p50 ms", "p90 ms", "p99 ms", "images/s", "vs twin")
+_HEAD = ("model", "backend", "batch", "p50 ms", "p90 ms", "p99 ms", "images/s", "time/twin")
 _HEAD_OF_ROUNDS = ("model", "backend", "batch", "median ms", "of rounds", "images/s", "over twin")
 
 

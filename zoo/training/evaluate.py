@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from zoo.data.preprocessing import Preprocessing
 from zoo.errors import DamagedError, UsageError
 from zoo.export.capture import evaluating
 from zoo.loading import facts, load
+from zoo.training.process import progress_bar
 
 
 @dataclass(frozen=True)
@@ -32,10 +33,13 @@ class Evaluation:
 
 
 @torch.inference_mode()
-def evaluate(model: nn.Module, arrays: ImageArrays, *, batch_size: int = 256) -> Evaluation:
+def evaluate(
+    model: nn.Module, arrays: ImageArrays, *, batch_size: int = 256, report: Callable[[int], Any] | None = None
+) -> Evaluation:
     """Count right answers of `model` (in eval mode meanwhile) on all of `arrays`, on the model's device and dtype.
 
-    The last batch may be smaller; nothing is padded, dropped or augmented. A batch at a time is moved to the device.
+    The last batch may be smaller; nothing is padded, dropped or augmented. A batch at a time is moved to the device;
+    after each `report` is told how many pictures it had.
     Raises UsageError for an empty set or batch size, DamagedError when the model answers with NaN.
     """
     if batch_size < 1:
@@ -55,6 +59,8 @@ def evaluate(model: nn.Module, arrays: ImageArrays, *, batch_size: int = 256) ->
                 raise DamagedError("the model answers with NaN or infinity; its weights are no good")
             correct += int((logits.argmax(1) == targets).sum())
             loss += float(nn.functional.cross_entropy(logits.double(), targets, reduction="sum"))
+            if report is not None:
+                report(len(targets))
     return Evaluation(100 * correct / len(arrays), correct, len(arrays), loss / len(arrays))
 
 
@@ -65,9 +71,11 @@ def evaluate_named(
     data_dir: str | Path | None = None,
     device: str = "cpu",
     data: str | None = None,
+    progress: bool = False,
 ) -> Evaluation:
     """Load `name` (registry name, folder or Hub id) and evaluate it on the test split of `data`, else of its own set.
 
+    `progress` shows a bar on stderr.
     UsageError where the data have other classes than the model.
     """
     if batch_size < 1:
@@ -75,7 +83,9 @@ def evaluate_named(
     model = load(name, device=device)
     dataset = data or facts(model).get("dataset")
     if dataset is None:
-        raise UsageError(f"nothing says on which data set {name} is to be evaluated; name it with --data")
+        raise UsageError(
+            f"nothing says on which data set {name} is to be evaluated; name it with --data, such as imagefolder:DIR"
+        )
     arrays = open_dataset(dataset, "test", data_dir, pixels=Preprocessing.of(model).pixels)
     named = facts(model).get("label_names")
     if len(arrays.labels) != model.num_classes or (data and named and tuple(named) != arrays.labels):
@@ -84,7 +94,8 @@ def evaluate_named(
             f"{_first_labels(arrays.labels)}; train on it first:"
             f" zoo train {facts(model)['zoo_name']} --data {dataset} --init {name}"
         )
-    return evaluate(model, arrays, batch_size=batch_size)
+    with progress_bar(len(arrays), 0, name, shown=progress, unit="picture") as bar:
+        return evaluate(model, arrays, batch_size=batch_size, report=bar.update)
 
 
 def _first_labels(labels: Sequence[str] | None) -> str:

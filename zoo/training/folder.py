@@ -73,17 +73,16 @@ def claimed(folder: Path) -> Iterator[None]:
 
 def _locked(file: IO[str], path: Path) -> bool:
     """Lock `file`, which was opened from `path`; False where another process has it, or had it until just now."""
-    if fcntl is None:
-        return True
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return os.path.samestat(
-            os.fstat(file.fileno()), path.stat()
-        )  # else its owner removed it: others lock a new one
-    except (BlockingIOError, FileNotFoundError):
-        return False
-    except OSError:  # a file system without locks
-        return True
+    if fcntl is not None:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Where it is not the one at `path` its owner has removed it, and others lock a new one.
+            return os.path.samestat(os.fstat(file.fileno()), path.stat())
+        except (BlockingIOError, FileNotFoundError):
+            return False
+        except OSError:
+            pass  # a file system without locks
+    return True
 
 
 def clear(folder: Path, *, keep: bool) -> None:

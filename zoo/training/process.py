@@ -81,8 +81,8 @@ class StopSignal:
         return self._accelerator.check_trigger()
 
 
-def progress_bar(total: int, done: int, name: str, *, shown: bool) -> Any:
-    """tqdm's bar on stderr, counting steps."""
+def progress_bar(total: int, done: int, name: str, *, shown: bool, unit: str = "step") -> Any:
+    """tqdm's bar on stderr, counting steps or what `unit` says."""
     from tqdm import tqdm
 
-    return tqdm(total=total, initial=done, disable=not shown, desc=name, unit="step", dynamic_ncols=True)
+    return tqdm(total=total, initial=done, disable=not shown, desc=name, unit=unit, dynamic_ncols=True)

@@ -15,6 +15,7 @@ from zoo.data.preprocessing import Preprocessing
 from zoo.errors import UsageError
 from zoo.loading import facts, load
 from zoo.training.job import Job
+from zoo.training.recipes import Recipe
 
 # Arguments of an architecture that decide the shape of its weights in a way that loading can adapt.
 _ADAPTED = ("img_size", "in_chans")
@@ -35,7 +36,12 @@ def model_and_data(job: Job, *, resumed: bool = False) -> tuple[nn.Module, Image
     if recipe.drop_path is not None:
         arguments.setdefault("drop_path_rate", recipe.drop_path)
     torch.manual_seed(recipe.seed)
-    model = load(job.name, pretrained=False, **arguments)
+    try:
+        model = load(job.name, pretrained=False, **arguments)
+    except UsageError as error:
+        if not job.model_args:
+            raise
+        raise UsageError(f"{error}; settings of a recipe are {', '.join(Recipe.__struct_fields__)}") from error
     preprocessing = Preprocessing.of(model)
     data, test = (
         open_dataset(job.dataset, split, job.data_dir, pixels=preprocessing.pixels) for split in ("train", "test")

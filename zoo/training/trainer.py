@@ -25,7 +25,7 @@ from zoo.data import batch_of_step
 from zoo.data.arrays import steps_per_epoch
 from zoo.data.augment import to_device
 from zoo.data.preprocessing import Preprocessing
-from zoo.errors import DamagedError, DivergedError, InterruptedRun, UsageError
+from zoo.errors import DamagedError, DivergedError, InterruptedRun, StoppedRun, UsageError
 from zoo.loading import resolve_device
 from zoo.training import checkpoint, recipes, result
 from zoo.training.augmentation import augmented
@@ -85,7 +85,7 @@ def train(
     DivergedError
         The loss is no number any more; the last good checkpoint stays.
     InterruptedRun
-        Ctrl-C, SIGTERM or `stop_after`; the state is saved.
+        Ctrl-C or SIGTERM, or `stop_after` (a StoppedRun); the state is saved.
     """
     entry = registry.get(name)
     given = dict(settings or {}) | ({"precision": precision} if precision is not None else {})
@@ -128,7 +128,9 @@ class _Run:
         self.data = data.to(accelerator.device)
         self.epoch_steps = steps_per_epoch(len(self.data), recipe.batch_size, recipe.repeats)
         if not self.epoch_steps:
-            raise UsageError(f"batch_size {recipe.batch_size} is more than the {len(self.data)} training pictures")
+            most = len(self.data) * recipe.repeats
+            found = f"batch_size {recipe.batch_size} is more than the {most} training pictures"
+            raise UsageError(f"{found}; --set batch_size={most} would do")
         if recipe.batch_size % accelerator.num_processes:
             raise UsageError(f"batch_size {recipe.batch_size} is no multiple of {accelerator.num_processes} processes")
         self.total = recipe.epochs * self.epoch_steps
@@ -189,6 +191,9 @@ class _Run:
             progress_bar(self.total, self.step, job.name, shown=progress and main) as bar,
             StopSignal(self.accelerator) as stop,
         ):
+            if not bar.disable:
+                sizes = f"{len(self.data)} training and {len(self.test)} test pictures"
+                bar.write(f"{job.dataset}: {sizes}, {len(self.data.labels)} classes", file=sys.stderr)
             self._mark = self.step, time.perf_counter()
             while self.step < self.total:
                 rate = self.optimizer.param_groups[0]["lr"]
@@ -206,9 +211,8 @@ class _Run:
                     if main and self.step < self.total:
                         checkpoint.save(job.folder, self.state())
                 if stopping and self.step < self.total:
-                    raise InterruptedRun(
-                        f"stopped at step {self.step} of {self.total}; `{self._command('--resume')}` goes on"
-                    )
+                    kind = InterruptedRun if stop.arrived() else StoppedRun
+                    raise kind(f"stopped at step {self.step} of {self.total}; `{self._command('--resume')}` goes on")
         if main:
             device = str(self.accelerator.device)
             result.write(job, self.bare, self.test, steps=self.total, seconds=self.seconds, device=device)
