@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zoo.errors import UsageError, ValidationError, ZooError, one_line
-from zoo.export.capture import INPUT, OUTPUT, check_opset, convert, evaluating
+from zoo.export.capture import INPUT, OUTPUT, check_opset, convert
 from zoo.export.files import destination
 from zoo.export.samples import noise_for
 from zoo.export.validate import Validation, validate_onnx
 from zoo.files import staged
+from zoo.modes import evaluating
 
 if TYPE_CHECKING:
     import torch

@@ -74,8 +74,8 @@ def validate_onnx(
     import numpy as np
     import torch
 
-    from zoo.export.capture import evaluating, without_tf32
     from zoo.export.session import OnnxModel
+    from zoo.modes import evaluating, without_tf32
 
     if len(samples) == 0 or not batches:
         raise UsageError("validation needs at least one sample and one batch size")

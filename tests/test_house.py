@@ -67,8 +67,8 @@ def arrows() -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     for row in re.findall(r"^\|(.+)\|$", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), re.MULTILINE):
         parts, may = (set(re.findall(r"`(\w+)`", cell)) for cell in row.split("|"))
-        found |= {name: {*may, "errors", "files"} - {name} for name in parts if name not in ("zoo", "cli")}
-    return found | {"errors": set(), "files": {"errors"}}
+        found |= {name: {*may, "errors", "files", "modes"} - {name} for name in parts if name not in ("zoo", "cli")}
+    return found | {"errors": set(), "files": {"errors"}, "modes": {"errors"}}
 
 
 def part(module: str) -> str:

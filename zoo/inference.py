@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from zoo.data.images import Source, open_image, picture_suffixes
 from zoo.data.preprocessing import Preprocessing
 from zoo.errors import DamagedError, NotFoundError, UsageError, ZooError
-from zoo.export.capture import evaluating
 from zoo.loading import facts
+from zoo.modes import evaluating
 
 _NOT_FINITE = "the model's answer is not finite: the picture is outside its range, or its weights are damaged"
 

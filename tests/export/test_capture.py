@@ -1,4 +1,4 @@
-"""What is switched for a measurement is as it was afterwards, also after an error."""
+"""What a check of an export runs on and in: no TF32, noise by the facts, nothing heavy imported for it."""
 
 from __future__ import annotations
 
@@ -10,44 +10,8 @@ import torch
 from torch import nn
 
 from zoo.errors import UsageError
-from zoo.export.capture import evaluating, without_tf32
 from zoo.export.samples import noise
 from zoo.export.validate import validate_onnx
-
-
-@pytest.mark.parametrize("fails", [False, True])
-def test_each_module_gets_its_own_mode_back(tiny: nn.Module, fails: bool) -> None:
-    tiny.train()
-    tiny.blocks[0].eval()  # a frozen batch norm in a model that trains
-    before = {name: module.training for name, module in tiny.named_modules()}
-    assert set(before.values()) == {True, False}
-    try:
-        with evaluating(tiny), torch.autocast("cpu", enabled=torch.is_autocast_enabled("cpu")):
-            assert not any(module.training for module in tiny.modules())
-            assert not torch.is_grad_enabled()
-            if fails:
-                raise KeyError("mine")
-    except KeyError:
-        assert fails
-    assert {name: module.training for name, module in tiny.named_modules()} == before
-    assert torch.is_grad_enabled()
-
-
-def test_autocast_is_off_inside(tiny: nn.Module) -> None:
-    with torch.autocast("cpu", torch.bfloat16), evaluating(tiny):
-        assert tiny(torch.zeros(2, 1, 8, 8)).dtype == torch.float32
-
-
-@pytest.mark.parametrize("before", [True, False])
-def test_tf32_is_off_and_comes_back(before: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", before)
-    matmul = torch.backends.cuda.matmul.allow_tf32
-    with pytest.raises(KeyError), without_tf32():
-        assert not torch.backends.cudnn.allow_tf32
-        assert torch.backends.cuda.matmul.allow_tf32 == matmul
-        raise KeyError
-    assert torch.backends.cudnn.allow_tf32 == before
-    assert torch.backends.cuda.matmul.allow_tf32 == matmul
 
 
 def test_the_reference_of_a_validation_runs_without_tf32(tiny: nn.Module, digits: torch.Tensor, path) -> None:

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from zoo.errors import DamagedError, UsageError
-from zoo.export.capture import evaluating
 from zoo.layers.insertion import head_merges
+from zoo.modes import evaluating
 
 
 @dataclass(frozen=True)

@@ -78,8 +78,8 @@ def run(
     ZooError
         The batch does not fit in memory.
     """
-    from zoo.export.capture import without_tf32
     from zoo.loading import resolve_device
+    from zoo.modes import without_tf32
 
     plan = protocol_of(protocol, batch_size=batch_size, repeats=repeats, warmup=warmup, rounds=rounds, threads=threads)
     chosen = known(backends)

@@ -13,8 +13,8 @@ from torch import nn
 from zoo.data import ImageArrays, open_dataset
 from zoo.data.preprocessing import Preprocessing
 from zoo.errors import DamagedError, UsageError
-from zoo.export.capture import evaluating
 from zoo.loading import facts, load
+from zoo.modes import evaluating
 from zoo.training.process import progress_bar
 
 

@@ -1,0 +1,42 @@
+"""How a model is run while it is measured; everything is as it was afterwards, also after an error."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+@contextlib.contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """`model` in eval mode with autocast off and no gradients; every submodule's own mode afterwards."""
+    import torch
+
+    modes = {module: module.training for module in model.modules()}
+    kind = next((tensor.device.type for tensor in model.parameters()), "cpu")
+    model.eval()
+    try:
+        with torch.no_grad(), torch.autocast(kind, enabled=False):
+            yield
+    finally:
+        for module, training in modes.items():
+            module.training = training
+
+
+@contextlib.contextmanager
+def without_tf32() -> Iterator[None]:
+    """Convolutions of cuDNN in float32, as ONNX Runtime computes them here; torch lets them run in TF32 by default.
+
+    Matrix products are left as they are set: torch's default for them is float32 already.
+    """
+    import torch
+
+    before = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.allow_tf32 = before
