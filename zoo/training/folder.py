@@ -57,11 +57,9 @@ def claimed(folder: Path) -> Iterator[None]:
 
     Where the system or the file system has no such locks (Windows, some networks) nothing is held.
     """
-    try:
+    with _writing_to(folder):
         folder.mkdir(parents=True, exist_ok=True)
         file = (folder / _LOCK).open("w")
-    except OSError as error:
-        raise UsageError(f"cannot write to the folder {folder} ({error.strerror}); choose another: --output") from None
     with file:
         if not _locked(file, folder / _LOCK):
             raise UsageError(f"another training is writing to {folder}; choose another folder: --output")
@@ -87,10 +85,16 @@ def _locked(file: IO[str], path: Path) -> bool:
 
 def clear(folder: Path, *, keep: bool) -> None:
     """Remove what a kill in the middle of a write left in `folder`; without `keep`, an earlier training too."""
-    try:
+    with _writing_to(folder):
         earlier = [] if keep else [folder / name for name in (checkpoint.FILE, *result.FILES)]
         for path in [*folder.glob(".*.tmp"), *earlier]:
             path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _writing_to(folder: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise UsageError(f"cannot write to the folder {folder} ({error.strerror}); choose another: --output") from None
 

@@ -205,13 +205,14 @@ class _Run:
                     self._report_loss(log, bar, rate)
                 if epoch_ends and self.step // self.epoch_steps % job.recipe.test_every == 0:
                     self._report_test(log, bar)
-                stopping = stop.arrived() or self.step >= (stop_after or self.total)
+                interrupted = stop.arrived()
+                stopping = interrupted or self.step >= (stop_after or self.total)
                 if stopping or epoch_ends or self.step % job.recipe.save_every == 0:
                     self._check_state()
                     if main and self.step < self.total:
                         checkpoint.save(job.folder, self.state())
                 if stopping and self.step < self.total:
-                    kind = InterruptedRun if stop.arrived() else StoppedRun
+                    kind = InterruptedRun if interrupted else StoppedRun
                     raise kind(f"stopped at step {self.step} of {self.total}; `{self._command('--resume')}` goes on")
         if main:
             device = str(self.accelerator.device)
