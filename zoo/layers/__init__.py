@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from zoo.layers.initialisation import scaled_uniform_orthogonal_, stiefel_
 from zoo.layers.insertion import Insertion, insert_newton_schulz
+from zoo.layers.manifold import ManifoldUpdate
 from zoo.layers.mlp import GELU_GAIN, OrthogonalMlp
 from zoo.layers.newton_schulz import NewtonSchulzAttention, NewtonSchulzWindowAttention
 from zoo.layers.orthogonal import OrthogonalSelfAttention
@@ -12,6 +13,7 @@ from zoo.layers.replacement import replace_attention
 __all__ = [
     "GELU_GAIN",
     "Insertion",
+    "ManifoldUpdate",
     "NewtonSchulzAttention",
     "NewtonSchulzWindowAttention",
     "OrthogonalMlp",

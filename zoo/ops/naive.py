@@ -92,6 +92,39 @@ def matrix_exp(x: Tensor) -> Tensor:
     return torch.linalg.matrix_exp(x.to(torch.promote_types(x.dtype, torch.float32))).to(x.dtype)
 
 
+def rotate(x: Tensor, angles: Tensor) -> Tensor:
+    """RoPE by complex numbers: feature i and feature i + head_dim / 2 are one, multiplied by exp(i angle).
+
+    x: (..., tokens, head_dim), angles: (tokens, head_dim / 2) -> x's shape and dtype.
+    """
+    first, second = x.to(torch.promote_types(x.dtype, torch.float32)).chunk(2, -1)
+    turned = torch.complex(first.contiguous(), second.contiguous()) * torch.polar(torch.ones_like(angles), angles)
+    return torch.cat((turned.real, turned.imag), -1).to(x.dtype)
+
+
+def manifold_update(
+    x: Tensor,
+    v: Tensor,
+    w_gate: Tensor,
+    w_beta: Tensor,
+    b_beta: Tensor,
+    alpha: float | Tensor,
+    *,
+    scale: float = 1.0,
+    shift: float = 0.0,
+    eps: float = 1e-5,
+) -> Tensor:
+    """One update of arXiv 2601.01014, feature by feature as its equations stand: gate, controller, delta step.
+
+    x, v: (..., dim); w_gate, w_beta: (dim, dim), applied as X W; b_beta: (dim,) -> (..., dim).
+    """
+    score = x @ w_gate
+    score = (score - score.mean(-1, keepdim=True)) / (score.var(-1, correction=0, keepdim=True) + eps).sqrt()
+    v_mhc = v * (1 / (1 + torch.exp(-score)))
+    beta = scale * torch.tanh(x @ w_beta + b_beta) + shift
+    return x + beta * (v_mhc - alpha * x)
+
+
 def _widened(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     dtype = torch.promote_types(torch.promote_types(q.dtype, v.dtype), torch.float32)
     return q.to(dtype), k.to(dtype), v.to(dtype)

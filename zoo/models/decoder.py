@@ -1,0 +1,206 @@
+"""What all causal language models of the zoo share: transformers' conventions, written once.
+
+A family gives its configuration, its block, and three short classes (`mgt_lm.py` is one).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from transformers import GenerationMixin, PreTrainedConfig, PreTrainedModel
+from transformers import initialization as init
+from transformers.activations import ACT2FN
+from transformers.cache_utils import Cache, DynamicCache
+from transformers.masking_utils import create_causal_mask
+from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+from transformers.modeling_utils import slice_logits_to_keep
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+from transformers.utils import can_return_tuple
+from transformers.utils.deprecation import deprecate_kwarg
+from transformers.utils.generic import merge_with_config_defaults
+from transformers.utils.output_capturing import capture_outputs
+
+from zoo.layers.causal import CausalSelfAttention, seen_columns
+from zoo.ops import signed_sine
+
+# transformers 5.24 calls the cache `cache`; `past_key_values` is what most callers write, and both are taken in silence.
+_both_names = deprecate_kwarg("past_key_values", "5.24.0", new_name="cache")
+
+
+class DecoderConfig(PreTrainedConfig):
+    """What every causal language model here is told, in transformers' words.
+
+    vocab_size, hidden_size, num_hidden_layers, num_attention_heads : the sizes.
+    intermediate_size : of the feed-forward part; None is 4 hidden_size.
+    max_position_embeddings : the context, in tokens.
+    initializer_range : standard deviation of the weights; what writes to the residual stream has it divided by
+        sqrt(2 num_hidden_layers), as in GPT-2.
+    rope_parameters : of transformers; None is base 10,000.
+    """
+
+    keys_to_ignore_at_inference: ClassVar[list[str]] = ["cache"]
+
+    vocab_size: int = 8192
+    hidden_size: int = 256
+    intermediate_size: int | None = None
+    num_hidden_layers: int = 12
+    num_attention_heads: int = 4
+    hidden_act: str = "gelu"
+    max_position_embeddings: int = 1024
+    initializer_range: float = 0.02
+    layer_norm_eps: float = 1e-5
+    attention_dropout: float = 0.0
+    use_cache: bool = True
+    tie_word_embeddings: bool = True
+    bos_token_id: int | None = None
+    eos_token_id: int | list[int] | None = None
+    pad_token_id: int | None = None
+    rope_parameters: dict | None = None
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        if self.intermediate_size is None:
+            self.intermediate_size = 4 * self.hidden_size
+        super().__post_init__(**kwargs)
+
+
+class FeedForward(nn.Module):
+    """W_down act(W_up x), no biases. x: (batch, tokens, dim) -> the same shape."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.act = ACT2FN[config.hidden_act]
+        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(self.act(self.up_proj(x)))
+
+
+class DecoderPreTrainedModel(PreTrainedModel):
+    """Initialisation, and what transformers may do with these models."""
+
+    config_class: type[PreTrainedConfig] = DecoderConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    _supports_sdpa = True
+    _supports_attention_backend = True
+    _can_compile_fullgraph = True
+
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        if isinstance(module, (CausalSelfAttention, FeedForward)):
+            last = module.o_proj if isinstance(module, CausalSelfAttention) else module.down_proj
+            std = self.config.initializer_range / math.sqrt(2 * self.config.num_hidden_layers)
+            init.normal_(last.weight, mean=0.0, std=std)
+
+
+class DecoderModel(DecoderPreTrainedModel):
+    """Token ids, or embeddings, to hidden states; the family's blocks are `block_class(config, layer_idx)`."""
+
+    block_class: ClassVar[type[nn.Module]]
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, config.pad_token_id)
+        self.layers = nn.ModuleList(self.block_class(config, index) for index in range(config.num_hidden_layers))
+        self.norm = self.final_norm(config)
+        self.rotary_emb = LlamaRotaryEmbedding(config)
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    def final_norm(self, config: Any) -> nn.Module:
+        """What stands between the last block and the head."""
+        return nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+
+    @_both_names
+    @merge_with_config_defaults
+    @capture_outputs
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        cache: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        **kwargs: Any,
+    ) -> BaseModelOutputWithPast:
+        """input_ids: (batch, tokens) or inputs_embeds: (batch, tokens, dim) -> last_hidden_state (batch, tokens, dim).
+
+        attention_mask: (batch, tokens so far), 0 for padding, or 4-d as it is; position_ids go on from the cache where
+        they are left out. Raises ValueError unless exactly one of the two inputs is given.
+        """
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("give exactly one of input_ids and inputs_embeds")
+        x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        if use_cache and cache is None:
+            cache = DynamicCache(config=self.config)
+        if position_ids is None:
+            before = cache.get_seq_length() if cache is not None else 0
+            position_ids = (torch.arange(x.shape[1], device=x.device) + before).unsqueeze(0)
+        mask = create_causal_mask(
+            config=self.config, inputs_embeds=x, attention_mask=attention_mask, cache=cache, position_ids=position_ids
+        )
+        cos, sin = self.rotary_emb(x, position_ids)
+        rotary = cos.unsqueeze(1), signed_sine(sin).unsqueeze(1)
+        seen = seen_columns(mask)
+        for layer in self.layers:
+            x = layer(x, rotary=rotary, mask=mask, seen=seen, cache=cache, **kwargs)
+        return BaseModelOutputWithPast(last_hidden_state=self.norm(x), cache=cache)
+
+
+class DecoderForCausalLM(DecoderPreTrainedModel, GenerationMixin):
+    """The model with its head, whose weight is the embedding's unless the configuration says otherwise."""
+
+    model_class: ClassVar[type[DecoderModel]]
+    _tied_weights_keys: ClassVar[dict[str, str]] = {"lm_head.weight": "model.embed_tokens.weight"}
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.model = self.model_class(config)
+        self.vocab_size = config.vocab_size
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    @_both_names
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        cache: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        **kwargs: Any,
+    ) -> CausalLMOutputWithPast:
+        """input_ids: (batch, tokens) -> logits (batch, tokens, vocab), and with labels the mean loss in nats.
+
+        labels: (batch, tokens), shifted here, -100 left out; `logits_to_keep` computes the last so many logits only.
+        The rest as in `DecoderModel.forward`.
+        """
+        outputs = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            cache=cache,
+            inputs_embeds=inputs_embeds,
+            use_cache=use_cache,
+            **kwargs,
+        )
+        logits = self.lm_head(slice_logits_to_keep(outputs.last_hidden_state, logits_to_keep))
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
+        return CausalLMOutputWithPast(
+            loss=loss,
+            logits=logits,
+            cache=outputs.cache,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+        )
