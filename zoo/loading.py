@@ -17,6 +17,7 @@ from torch import nn
 
 from zoo import hub, registry
 from zoo.errors import DamagedError, DeviceError, NotFoundError, UsageError
+from zoo.models import _language
 from zoo.models._build import OWN_FACTS, own_facts, timm_cfg
 
 HUB_PREFIX = "hf-hub:"
@@ -81,15 +82,14 @@ def load(
         raise NotFoundError(f"there is no folder {text}; for the Hub write {HUB_PREFIX}org/name")
     else:
         entry = registry.get(text)
-        overlay = timm_cfg(entry)
-        if pretrained:
-            path = hub.find_weights(
+        path = (
+            hub.find_weights(
                 entry, revision=revision, verify=verify, local_files_only=local_files_only, cache_dir=cache_dir
             )
-            overlay["file"] = str(path)
-        arguments = {**entry.arguments, **model_args}
-        model = _create(entry.architecture, pretrained, arguments, pretrained_cfg_overlay=overlay)
-        facts(model).update(own_facts(entry))
+            if pretrained
+            else None
+        )
+        model = _from_entry(entry, path, model_args)
     had, has = facts(model).get("num_classes"), getattr(model, "num_classes", None)
     if pretrained and has and has != had:
         warnings.warn(
@@ -100,8 +100,12 @@ def load(
 
 
 def facts(model: nn.Module) -> dict[str, Any]:
-    """What travels with a model (`model.pretrained_cfg`): timm's words, and `zoo_name`, `dataset`, `framing`."""
-    return cast(dict[str, Any], model.pretrained_cfg)
+    """What travels with a model: `zoo_name` and `dataset`; with an image model timm's words and `framing` too.
+
+    It is `model.pretrained_cfg` of an image model, `model.config.zoo` of a language model.
+    """
+    config = getattr(model, "config", None)
+    return cast(dict[str, Any], model.pretrained_cfg if config is None else config.zoo)
 
 
 def resolve_device(device: str | torch.device) -> torch.device:
@@ -125,30 +129,62 @@ def resolve_device(device: str | torch.device) -> torch.device:
     return place
 
 
+def _from_entry(entry: registry.Entry, path: Path | None, model_args: dict[str, Any]) -> nn.Module:
+    if entry.task == "text-generation":
+        model = _language.from_entry(entry, model_args)
+        if path is not None:
+            _fill(model, path)
+        return model
+    overlay = timm_cfg(entry) | ({} if path is None else {"file": str(path)})
+    arguments = {**entry.arguments, **model_args}
+    model = _create(entry.architecture, path is not None, arguments, pretrained_cfg_overlay=overlay)
+    facts(model).update(own_facts(entry))
+    return model
+
+
+def _fill(model: nn.Module, path: Path) -> None:
+    _check_types(model, path)
+    _language.fill(model, path)
+
+
 def _from_folder(folder: Path, pretrained: bool, model_args: dict[str, Any]) -> nn.Module:
-    config_path = folder / "config.json"
-    try:
-        config = json.loads(config_path.read_text(encoding="utf-8"))
-        architecture, cfg, own = config["architecture"], config["pretrained_cfg"], dict(config.get("zoo", {}))
-        if not isinstance(architecture, str) or not isinstance(cfg, dict):
-            raise TypeError("architecture is a text and pretrained_cfg a mapping")
-        if not isinstance(config.get("model_args", {}), dict):
-            raise TypeError("model_args is a mapping")
-    except FileNotFoundError:
-        if (folder / "checkpoint.pt").is_file():
-            raise NotFoundError(f"the training in {folder} is not finished; `zoo train ... --resume` goes on") from None
-        raise NotFoundError(f"{folder} holds no config.json; a folder as `zoo train` writes it is needed") from None
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        raise DamagedError(f"{config_path} is no model configuration ({type(error).__name__}: {error})") from None
+    config = _config(folder)
     if pretrained:
         hub.check_safetensors(folder / hub.WEIGHTS_FILE)
-    model = _create(f"local-dir:{folder}", pretrained, model_args, shown=architecture)
+    if "model_type" in config:  # transformers' form, where timm's has an architecture
+        model: nn.Module = _language.from_config(folder, config, model_args)
+        if pretrained:
+            _fill(model, folder / hub.WEIGHTS_FILE)
+        return model
+    model = _create(f"local-dir:{folder}", pretrained, model_args, shown=config["architecture"])
     if pretrained:
         _check_types(model, folder / hub.WEIGHTS_FILE)
+    own = dict(config.get("zoo", {}))
     if not registry.is_name(own.get("zoo_name")):  # it becomes part of paths; a stranger's file may hold anything
         own["zoo_name"] = folder.resolve().name
     facts(model).update({key: own.get(key) for key in OWN_FACTS})
     return model
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    """What `config.json` in `folder` says, in transformers' form or in timm's."""
+    path = folder / "config.json"
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(config.get("model_type"), str) and isinstance(config.get("zoo", {}), dict):
+            return config
+        dict(config.get("zoo", {}))
+        if not isinstance(config["architecture"], str) or not isinstance(config["pretrained_cfg"], dict):
+            raise TypeError("architecture is a text and pretrained_cfg a mapping")
+        if not isinstance(config.get("model_args", {}), dict):
+            raise TypeError("model_args is a mapping")
+        return config
+    except FileNotFoundError:
+        if (folder / "checkpoint.pt").is_file():
+            raise NotFoundError(f"the training in {folder} is not finished; `zoo train ... --resume` goes on") from None
+        raise NotFoundError(f"{folder} holds no config.json; a folder as `zoo train` writes it is needed") from None
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise DamagedError(f"{path} is no model configuration ({type(error).__name__}: {error})") from None
 
 
 def _check_types(model: nn.Module, path: Path) -> None:

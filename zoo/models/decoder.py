@@ -23,6 +23,7 @@ from transformers.utils.deprecation import deprecate_kwarg
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
+from zoo.errors import UsageError
 from zoo.layers.causal import CausalSelfAttention, seen_columns
 from zoo.ops import signed_sine
 
@@ -63,7 +64,27 @@ class DecoderConfig(PreTrainedConfig):
     def __post_init__(self, **kwargs: Any) -> None:
         if self.intermediate_size is None:
             self.intermediate_size = 4 * self.hidden_size
+        for key in (
+            *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+            "max_position_embeddings",
+        ):
+            if not isinstance(getattr(self, key), int) or getattr(self, key) < 1:
+                raise UsageError(f"{key} has to be a whole number from 1 on, got {getattr(self, key)!r}")
         super().__post_init__(**kwargs)
+
+
+class RotaryEmbedding(LlamaRotaryEmbedding):
+    """transformers' own, whose frequencies stay in float32 when the model is cast.
+
+    Rounded to bfloat16 they would be off by up to 0.4 %, at position 1,000 by several radians.
+    """
+
+    def _apply(self, fn: Any, recurse: bool = True) -> RotaryEmbedding:
+        kept = self.inv_freq, self.original_inv_freq
+        super()._apply(fn, recurse)
+        if not self.inv_freq.is_meta and self.inv_freq.dtype != torch.float32:
+            self.inv_freq, self.original_inv_freq = (buffer.to(self.inv_freq.device) for buffer in kept)
+        return self
 
 
 class FeedForward(nn.Module):
@@ -107,7 +128,7 @@ class DecoderModel(DecoderPreTrainedModel):
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, config.pad_token_id)
         self.layers = nn.ModuleList(self.block_class(config, index) for index in range(config.num_hidden_layers))
         self.norm = self.final_norm(config)
-        self.rotary_emb = LlamaRotaryEmbedding(config)
+        self.rotary_emb = RotaryEmbedding(config)
         self.gradient_checkpointing = False
         self.post_init()
 

@@ -1,0 +1,86 @@
+"""The residual connection of the Manifold-Geometric Transformer: its start, its halves, and what it refuses."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from zoo.errors import UsageError
+from zoo.layers import ManifoldUpdate
+from zoo.ops import naive
+
+
+def drawn(module: ManifoldUpdate) -> ManifoldUpdate:
+    """With every parameter away from its start."""
+    generator = torch.Generator().manual_seed(0)
+    for parameter in module.parameters():
+        parameter.data.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
+    return module
+
+
+def test_it_is_the_equations_with_both_products_in_one() -> None:
+    module = drawn(ManifoldUpdate(6, dtype=torch.float64))
+    module.norm.reset_parameters()
+    x, v = torch.randn(2, 3, 6, dtype=torch.float64), torch.randn(2, 3, 6, dtype=torch.float64)
+    w_gate, w_beta = module.scores.weight.chunk(2)
+    true = naive.manifold_update(x, v, w_gate.mT, w_beta.mT, module.bias, module.alpha)
+    torch.testing.assert_close(module(x, v), true)
+
+
+@pytest.mark.parametrize(("scale", "shift", "start"), [(1.0, 0.0, 0.5), (1.0, 1.0, 0.5), (1.0, 1.0, 1.9), (0.3, 0.1, -0.1)])
+def test_beta_starts_where_it_is_told(scale: float, shift: float, start: float) -> None:
+    module = ManifoldUpdate(8, gate=False, delta_scale=scale, delta_shift=shift, delta_init=start, alpha=0.0)
+    x, v = torch.randn(5, 8), torch.randn(5, 8)
+    torch.testing.assert_close(module(x, v), x + start * v)
+
+
+def test_the_arms() -> None:
+    x, v = torch.randn(5, 8), torch.randn(5, 8)
+    full, gate, delta = (ManifoldUpdate(8, **arm) for arm in ({}, {"delta": False}, {"gate": False}))
+    count = [sum(p.numel() for p in module.parameters()) for module in (full, gate, delta)]
+    assert count == [2 * 64 + 2 * 8 + 8 + 1, 64 + 2 * 8, 64 + 8 + 1]
+    gate.scores.weight.data.zero_()
+    torch.testing.assert_close(gate(x, v), x + v / 2)
+    gate.gate_scale = 2.0
+    torch.testing.assert_close(gate(x, v), x + v)
+    torch.testing.assert_close(delta(x, v), x + 0.5 * v)
+    with pytest.raises(UsageError, match="plain skip"):
+        ManifoldUpdate(8, gate=False, delta=False)
+
+
+@pytest.mark.parametrize("how", [{"delta_init": 1.0}, {"delta_init": -1.0}, {"delta_scale": 0.0}, {"delta_shift": 5.0}])
+def test_a_start_that_no_bias_gives_is_refused(how: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="beta cannot start"):
+        ManifoldUpdate(8, **how)
+
+
+def test_every_parameter_has_a_gradient_at_the_start() -> None:
+    module = ManifoldUpdate(8, alpha=0.1)
+    module(torch.randn(5, 8), torch.randn(5, 8)).square().sum().backward()
+    assert all(parameter.grad.abs().sum() > 0 for parameter in module.parameters())
+    assert not ManifoldUpdate(8, alpha_learned=False).alpha.requires_grad
+
+
+@pytest.mark.parametrize("layers", [12, 48, 100])
+def test_the_state_that_survives_all_layers_does_not_depend_on_the_depth(layers: int) -> None:
+    kept = torch.ones(1, 4)
+    for _ in range(2 * layers):
+        kept = ManifoldUpdate(4, alpha=1 / (2 * layers))(kept, torch.zeros(1, 4))
+    assert math.isclose(kept.mean(), 0.61, abs_tol=0.005)
+
+
+def test_with_a_fixed_alpha_nothing_survives_a_hundred_layers() -> None:
+    kept = torch.ones(1, 4)
+    for _ in range(200):
+        kept = ManifoldUpdate(4, alpha=0.1)(kept, torch.zeros(1, 4))
+    assert math.isclose(kept.mean(), 3.5e-5, rel_tol=0.02)
+
+
+def test_it_reads_another_source_when_it_is_told() -> None:
+    module = drawn(ManifoldUpdate(4).double())
+    x, v, source = (torch.randn(3, 4, dtype=torch.float64) for _ in range(3))
+    assert not torch.allclose(module(x, v), module(x, v, source))
+    assert torch.equal(module(x, v), module(x, v, x))

@@ -1,0 +1,68 @@
+"""Language models by transformers' Auto classes, facts from the registry, weights checked before anything is built."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+
+from zoo import registry
+from zoo.errors import DamagedError, UsageError, one_line
+
+# Of `from_config` itself.
+_HOW = ("attn_implementation",)
+
+
+def from_entry(entry: registry.Entry, arguments: dict[str, Any]) -> PreTrainedModel:
+    """The entry's architecture with `arguments` and its own initialisation; UsageError where they make no such model."""
+    model = _build(entry.architecture, {**entry.arguments, **arguments}, entry.name)
+    model.config.zoo = own_facts(entry)
+    return model
+
+
+def from_config(folder: Path, config: dict[str, Any], arguments: dict[str, Any]) -> PreTrainedModel:
+    """The model whose `config.json` in `folder` says `config`, with `arguments` and its own initialisation."""
+    kind = config["model_type"]
+    dropped = ("model_type", "architectures", "transformers_version", "dtype")
+    stated = {key: value for key, value in config.items() if key not in dropped}
+    own = stated.pop("zoo", None) or {}
+    model = _build(str(kind), {**stated, **arguments}, str(folder), known=stated)
+    named = own.get("zoo_name") if registry.is_name(own.get("zoo_name")) else folder.resolve().name
+    model.config.zoo = {"zoo_name": named, "dataset": own.get("dataset")}
+    return model
+
+
+def own_facts(entry: registry.Entry) -> dict[str, Any]:
+    """What travels in the configuration under "zoo"."""
+    return {"zoo_name": entry.name, "dataset": entry.dataset}
+
+
+def _build(kind: str, arguments: dict[str, Any], shown: str, known: Any = ()) -> PreTrainedModel:
+    how = {key: arguments.pop(key) for key in _HOW if key in arguments}
+    try:
+        blank = AutoConfig.for_model(kind)
+    except ValueError:
+        raise UsageError(f"{shown}: {kind!r} is no model type of transformers or the zoo") from None
+    taken = {field.name for field in fields(blank)} | {*known, *vars(blank)}
+    for key in arguments:
+        if key not in taken:
+            raise UsageError(f"{shown} does not take these arguments: it has no {key!r}")
+    try:
+        config: PreTrainedConfig = type(blank)(**arguments)
+        return AutoModelForCausalLM.from_config(config, **how)
+    except UsageError:
+        raise
+    except (ValueError, TypeError, ZeroDivisionError, RuntimeError, KeyError, ImportError) as error:
+        raise UsageError(f"{shown} cannot be built with {arguments}: {one_line(error)[:300]}") from error
+
+
+def fill(model: nn.Module, path: Path) -> None:
+    """Fill `model` from a safetensors file, in which a tied weight is stored once; DamagedError where it does not fit."""
+    try:
+        safetensors.torch.load_model(model, path)
+    except (RuntimeError, safetensors.SafetensorError) as error:
+        raise DamagedError(f"the weights in {path} do not fit: {one_line(error)[:300]}") from error
