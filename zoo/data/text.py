@@ -1,0 +1,158 @@
+"""Text to learn from: WikiText, TinyShakespeare, any text file."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from zoo import hub
+from zoo.errors import DamagedError, NotFoundError, UsageError, ZooError, one_line
+from zoo.files import impostor
+
+SPLITS = ("train", "validation", "test")
+# Before the path of any text file, in place of a name.
+TEXT_FILE = "textfile:"
+_SHARE = 0.9  # of a text without splits of its own, to learn from
+
+
+@dataclass(frozen=True)
+class TextSet:
+    """A text with a name: `title` for messages, how it is read from a folder of its files and from the Hub."""
+
+    title: str
+    from_folder: Callable[[Path, str], str]
+    from_hub: Callable[[str, bool], str]
+
+
+def open_text(name: str, split: str, data_dir: str | Path | None = None, *, local_files_only: bool = False) -> str:
+    """The whole text of a split: from `data_dir`, else from the folder that `ZOO_DATA` names, else from the Hub.
+
+    "textfile:FILE" in place of a name reads any text file. It, and TinyShakespeare, have no splits of their own: the
+    first nine tenths of their characters are for training, the rest for validation and test alike.
+
+    Raises
+    ------
+    NotFoundError
+        The folder, or the text in it, is not there, or the Hub cannot give it; the message says both ways.
+    DamagedError
+        A file cannot be read, or is no UTF-8 text.
+    UsageError
+        No such text or split.
+    """
+    if split not in SPLITS:
+        raise UsageError(f"unknown split {split!r}; there are {', '.join(SPLITS)}")
+    if name.startswith(TEXT_FILE):
+        file = name.removeprefix(TEXT_FILE)
+        if not file:
+            raise UsageError(f"{name!r} names no file; {TEXT_FILE}FILE would be right")
+        return _part(_read(Path(file).expanduser()), split)
+    if name not in TEXTS:
+        raise UsageError(f"unknown text {name!r}; the zoo reads {', '.join(TEXTS)} and {TEXT_FILE}FILE")
+    named = data_dir or os.environ.get("ZOO_DATA")
+    if not named:
+        try:
+            return TEXTS[name].from_hub(split, local_files_only)
+        except ZooError as error:
+            raise type(error)(f"{TEXTS[name].title} is not at hand: {error}; or name its folder with --data-dir") from None
+    root = Path(named).expanduser()
+    if not root.is_dir():
+        raise NotFoundError(
+            f"there is no data folder {root}; name one with --data-dir or ZOO_DATA, or leave both out to fetch"
+            f" {name} from the Hub"
+        )
+    return TEXTS[name].from_folder(root, split)
+
+
+def words_of(text: str) -> int:
+    """How many words a text has, each end of a line counted as one: WikiText's own count, with its <eos>."""
+    return len(text.split()) + text.count("\n")
+
+
+def _read(path: Path) -> str:
+    """A UTF-8 text file, packed by gzip or not."""
+    try:
+        raw = path.read_bytes()
+        content = gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw
+        cause = impostor(content[:64])
+        if cause is not None:
+            raise DamagedError(f"{path} holds no text: {cause}")
+        return content.decode("utf-8")
+    except FileNotFoundError:
+        raise NotFoundError(f"there is no file {path}") from None
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+        raise DamagedError(f"{path} cannot be read as UTF-8 text ({one_line(error)[:200]})") from None
+
+
+def _part(text: str, split: str) -> str:
+    cut = int(_SHARE * len(text))
+    return text[:cut] if split == "train" else text[cut:]
+
+
+def _wikitext(size: int) -> TextSet:
+    title, config = f"WikiText-{size}", f"wikitext-{size}-v1"
+    word = {"train": "train", "validation": "valid", "test": "test"}
+
+    def from_folder(root: Path, split: str) -> str:
+        stem = f"wiki.{word[split]}.tokens"
+        folders = [root / f"wikitext-{size}", root / config, root / f"wikitext-{size}-eval", root]
+        for folder in folders:
+            for path in (folder / stem, folder / f"{stem}.gz"):
+                if path.is_file():
+                    return _read(path)
+        raise NotFoundError(
+            f"no {title} in {root}: {stem}[.gz] is neither there nor in its folder wikitext-{size}; name the right"
+            " folder with --data-dir or ZOO_DATA, or leave both out to fetch it from the Hub"
+        )
+
+    def from_hub(split: str, local_files_only: bool) -> str:
+        shards = 2 if (size, split) == (103, "train") else 1
+        names = [f"{config}/{split}-{shard:05d}-of-{shards:05d}.parquet" for shard in range(shards)]
+        paths = [
+            hub.fetch("Salesforce/wikitext", name, repo_type="dataset", local_files_only=local_files_only)
+            for name in names
+        ]
+        # A row is a line; of an empty one the Hub's files leave out the blank and the end.
+        return "".join(row or " \n" for path in paths for row in _rows(path))
+
+    return TextSet(title, from_folder, from_hub)
+
+
+def _rows(path: Path) -> list[str]:
+    """The column `text` of a Parquet file."""
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        rows = pyarrow.parquet.ParquetFile(path).read(["text"])["text"].to_pylist()
+    except (pyarrow.ArrowException, KeyError, OSError, UnicodeDecodeError) as error:
+        raise DamagedError(f"{path} is no Parquet file of a text ({one_line(error)[:200]}); fetch it again") from None
+    if not rows or not all(isinstance(row, str) for row in rows):
+        raise DamagedError(f"{path} holds rows that are no text; delete it and fetch it again")
+    return rows
+
+
+def _shakespeare_folder(root: Path, split: str) -> str:
+    for folder in (root / "tinyshakespeare", root):
+        if (folder / "input.txt").is_file():
+            return _part(_read(folder / "input.txt"), split)
+    raise NotFoundError(
+        f"no TinyShakespeare in {root}: input.txt is neither there nor in its folder tinyshakespeare; name the right"
+        " folder with --data-dir or ZOO_DATA, or leave both out to fetch it from the Hub"
+    )
+
+
+def _shakespeare_hub(split: str, local_files_only: bool) -> str:
+    path = hub.fetch("karpathy/tiny_shakespeare", "input.txt", repo_type="dataset", local_files_only=local_files_only)
+    return _part(_read(path), split)
+
+
+# By the name that the registry uses.
+TEXTS = {
+    "wikitext-2": _wikitext(2),
+    "wikitext-103": _wikitext(103),
+    "tinyshakespeare": TextSet("TinyShakespeare", _shakespeare_folder, _shakespeare_hub),
+}

@@ -1,0 +1,141 @@
+"""The tokenizers of the language models, by name, as transformers and the `tokenizers` library know them."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from zoo import hub
+from zoo.data.text import TEXTS, open_text
+from zoo.errors import DamagedError, NotFoundError, UsageError, one_line
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+END = "<|endoftext|>"
+FILES = ("tokenizer.json", "tokenizer_config.json")
+_TRAINED = re.compile(r"(?P<text>[a-z0-9-]+)-bpe-(?P<size>[1-9]\d*)")
+_LEAST = 257  # every byte, and the end of a text
+_PIECE, _BATCH = 1 << 16, 16  # characters, at least, and pieces handed over at a time
+# Of a run of blanks GPT-2's rule gives all but the last to one token; cut here it finds the same.
+_CUT = re.compile(r"\n(?= \S)|(?<=\S)\n(?=\S)")
+
+
+def open_tokenizer(
+    name: str, data_dir: str | Path | None = None, *, local_files_only: bool = False
+) -> PreTrainedTokenizerFast:
+    """The tokenizer called `name`.
+
+    "gpt2" is GPT-2's, read from `encoder.json` and `vocab.bpe` in the data folder, else fetched from the Hub.
+    "TEXT-bpe-SIZE", such as "wikitext-2-bpe-8192", is a byte-level BPE of so many entries, trained anew on the training
+    split of the text, which takes seconds and gives the same entries each time.
+
+    Raises
+    ------
+    UsageError
+        No such tokenizer, or a size that has no room for every byte.
+    NotFoundError, DamagedError
+        What `zoo.data.text.open_text` says; files that are no tokenizer.
+    """
+    if name == "gpt2":
+        return _gpt2(data_dir, local_files_only)
+    match = _TRAINED.fullmatch(name)
+    if match is None or match["text"] not in TEXTS:
+        first = next(iter(TEXTS))
+        raise UsageError(f"unknown tokenizer {name!r}; there are gpt2 and TEXT-bpe-SIZE, such as {first}-bpe-8192")
+    if int(match["size"]) < _LEAST:
+        raise UsageError(f"a tokenizer of {match['size']} entries has no room for every byte; {_LEAST} at least")
+    text = open_text(match["text"], "train", data_dir, local_files_only=local_files_only)
+    return train_tokenizer(text, int(match["size"]))
+
+
+def train_tokenizer(text: str, size: int) -> PreTrainedTokenizerFast:
+    """A byte-level BPE of at most `size` entries, learned from `text`; what it encodes it gives back exactly."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=size,
+        special_tokens=[END],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator((line for line in text.splitlines(keepends=True)), trainer)
+    return _wrapped(tokenizer)
+
+
+def read_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
+    """The tokenizer in a model's folder; NotFoundError or DamagedError where there is none."""
+    from transformers import PreTrainedTokenizerFast
+
+    path = folder / FILES[0]
+    if not path.is_file():
+        raise NotFoundError(f"{folder} has no {FILES[0]}; a folder as `zoo train` writes it has one")
+    try:
+        return PreTrainedTokenizerFast.from_pretrained(folder)
+    except Exception as error:  # the library in Rust raises plain Exceptions
+        raise DamagedError(f"{path} is no tokenizer ({one_line(error)[:200]}); fetch it again") from None
+
+
+def encode(tokenizer: PreTrainedTokenizerFast, text: str) -> Tensor:
+    """All of `text` as token ids, (tokens,) int32; the same as of the whole at once, in bounded memory."""
+    ids: list[int] = []
+    pieces = _pieces(text)
+    while batch := list(islice(pieces, _BATCH)):
+        for piece in tokenizer(batch, add_special_tokens=False, return_attention_mask=False)["input_ids"]:
+            ids.extend(piece)
+    return torch.tensor(ids, dtype=torch.int32)
+
+
+def _pieces(text: str) -> Iterator[str]:
+    """`text` in parts of some length, cut where a byte-level BPE never has a token across."""
+    start = 0
+    while start < len(text):
+        cut = _CUT.search(text, start + _PIECE)
+        end = cut.end() if cut else len(text)
+        yield text[start:end]
+        start = end
+
+
+def _gpt2(data_dir: str | Path | None, local_files_only: bool) -> PreTrainedTokenizerFast:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    named = data_dir or os.environ.get("ZOO_DATA")
+    folder = Path(named).expanduser() if named else None
+    for place in (folder / "gpt2-bpe", folder) if folder else ():
+        paths = [place / "encoder.json", place / "vocab.bpe"]
+        if all(path.is_file() for path in paths):
+            break
+    else:
+        paths = [
+            hub.fetch("openai-community/gpt2", name, local_files_only=local_files_only)
+            for name in ("vocab.json", "merges.txt")
+        ]
+    try:
+        tokenizer = Tokenizer(models.BPE.from_file(*map(str, paths)))
+    except Exception as error:  # the library in Rust raises plain Exceptions
+        raise DamagedError(f"{paths[0]} and {paths[1]} are no BPE ({one_line(error)[:200]}); fetch them again") from None
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return _wrapped(tokenizer)
+
+
+def _wrapped(tokenizer: object) -> PreTrainedTokenizerFast:
+    from transformers import PreTrainedTokenizerFast
+
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token=END,
+        eos_token=END,
+        pad_token=END,
+        clean_up_tokenization_spaces=False,
+    )
