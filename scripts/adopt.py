@@ -27,7 +27,7 @@ def adopt(folder: Path) -> None:
         raise SystemExit(f"{weights} is not the file that {folder / result.FILE} was measured on")
     if facts["trained_by"] != f"zoo train {facts['name']}":
         raise SystemExit(f"{folder} was trained by `{facts['trained_by']}`, which is not the recipe of its entry")
-    if msgspec.convert(facts["recipe"], recipes.Recipe) != recipes.recipe(registry.get(facts["name"]).recipe):
+    if msgspec.convert(facts["recipe"], recipes.ImageRecipe) != recipes.recipe(registry.get(facts["name"]).recipe):
         raise SystemExit(f"{folder} was trained by another state of recipe {facts['recipe_name']} than the present one")
     # In the checkout the entry's name means these weights, so that is what measures them from now on.
     facts["command"] = f"zoo eval {facts['name']}"

@@ -21,7 +21,7 @@ from zoo.data.preprocessing import Preprocessing
 from zoo.loading import resolve_device
 from zoo.training import recipes
 from zoo.training.augmentation import augmented
-from zoo.training.setup import unfuse_attention
+from zoo.training.pictures import unfuse_attention
 
 
 def arm(name: str, batch_size: int, device: torch.device, precision: str, fused: bool) -> Callable[[], None]:

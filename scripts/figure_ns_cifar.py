@@ -104,7 +104,7 @@ def selection_table() -> str:
     rows = []
     present = msgspec.to_builtins(recipes.recipe("cifar-cpu"))
     for run in json.loads((DATA / "selection.json").read_text(encoding="utf-8")):
-        recipe = msgspec.convert(run["recipe"], recipes.Recipe)
+        recipe = msgspec.convert(run["recipe"], recipes.ImageRecipe)
         augmentation = f"flip, shift {recipe.shift}, smoothing {recipe.label_smoothing:g}"
         settings = [f"{recipe.lr:g}", str(recipe.batch_size), augmentation, f"{recipe.epochs} x {recipe.samples:,}"]
         changed = [  # how often something is written changes no result

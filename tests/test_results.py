@@ -32,7 +32,9 @@ def test_there_are_all_arms() -> None:
 def test_every_arm_had_the_same_recipe(arm: Path) -> None:
     results = json.loads((arm / "results.json").read_text(encoding="utf-8"))
     recipe = recipes.override(recipes.recipe("mnist"), {"epochs": 6})
-    assert msgspec.convert(results["recipe"], recipes.Recipe) == recipe  # fields added since have kept their meaning
+    assert (
+        msgspec.convert(results["recipe"], recipes.ImageRecipe) == recipe
+    )  # fields added since have kept their meaning
     log = [json.loads(line) for line in (arm / "log.jsonl").read_text(encoding="utf-8").splitlines()]
     assert [row["test"] for row in log if "test" in row][-1]["top1"] == results["top1"]
     assert log[-1]["step"] == results["steps"] == 2808
@@ -47,13 +49,13 @@ PUBLISHED = sorted((ROOT / "weights").glob("*/results.json"))
 def test_published_weights_were_trained_by_their_entry_s_recipe(path: Path) -> None:
     results = json.loads(path.read_text(encoding="utf-8"))
     recipe = recipes.recipe(registry.get(results["name"]).recipe)
-    assert msgspec.convert(results["recipe"], recipes.Recipe) == recipe
+    assert msgspec.convert(results["recipe"], recipes.ImageRecipe) == recipe
 
 
 @pytest.mark.parametrize("arm", NS_ARMS, ids=lambda arm: arm.name)
 def test_every_arm_of_ns_cifar_had_the_same_recipe(arm: Path) -> None:
     results = json.loads((arm / "results.json").read_text(encoding="utf-8"))
-    assert msgspec.convert(results["recipe"], recipes.Recipe) == recipes.recipe("cifar-cpu")
+    assert msgspec.convert(results["recipe"], recipes.ImageRecipe) == recipes.recipe("cifar-cpu")
     log = [json.loads(line) for line in (arm / "log.jsonl").read_text(encoding="utf-8").splitlines()]
     assert log[-1]["step"] == results["steps"] == 9372
     assert results["top1"] >= NS_FLOORS.get(arm.name, NS_FLOORS[f"ns-{arm.name.removeprefix('ns-')}"] - 5)

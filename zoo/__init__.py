@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from zoo import registry as registry
     from zoo import training as training
     from zoo.data.preprocessing import transform as transform
+    from zoo.data.tokenizers import tokenizer_of as tokenizer
     from zoo.errors import ZooError as ZooError
+    from zoo.generation import generate as generate
     from zoo.inference import predict as predict
     from zoo.loading import load as load
     from zoo.registry import get as info
@@ -30,15 +32,17 @@ if TYPE_CHECKING:
 
 _FACE = {
     "ZooError": ("zoo.errors", "ZooError"),
+    "generate": ("zoo.generation", "generate"),
     "info": ("zoo.registry", "get"),
     "list_models": ("zoo.registry", "names"),
     "load": ("zoo.loading", "load"),
     "predict": ("zoo.inference", "predict"),
+    "tokenizer": ("zoo.data.tokenizers", "tokenizer_of"),
     "transform": ("zoo.data.preprocessing", "transform"),
 }
 _MODULES = ("bench", "data", "errors", "export", "hub", "layers", "models", "ops", "registry", "training")
 
-__all__ = ["ZooError", "info", "list_models", "load", "predict", "transform"]
+__all__ = ["ZooError", "generate", "info", "list_models", "load", "predict", "tokenizer", "transform"]
 
 
 if not TYPE_CHECKING:  # a type checker would take any misspelt name for one of these

@@ -117,6 +117,64 @@ def predict(name: str, files: tuple[str, ...], top: int | None, device: str, as_
 
 @main.command()
 @click.argument("name")
+@click.argument("prompt", default="")
+@click.option("--max-new-tokens", type=int, default=100, show_default=True, help="At most so many.")
+@click.option("--temperature", type=float, default=0.8, show_default=True, help="0 takes the likeliest each time.")
+@click.option("--top-k", type=int, default=50, show_default=True, help="Draw from the so many likeliest.")
+@click.option("--top-p", type=float, help="Draw from the fewest that have this share of the probability.")
+@click.option("--stop", multiple=True, metavar="TEXT", help="End where TEXT comes up; again for more.")
+@click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True, help="Of the draws.")
+@_DEVICE
+@_JSON
+def generate(
+    name: str,
+    prompt: str,
+    max_new_tokens: int,
+    temperature: float,
+    top_k: int,
+    top_p: float | None,
+    stop: tuple[str, ...],
+    seed: int,
+    device: str,
+    as_json: bool,
+) -> None:
+    """Go on after PROMPT by the language model NAME, on stdout as it comes; "-" reads the prompt from stdin.
+
+    An empty prompt starts a text.
+    """
+    from zoo.generation import continuation
+    from zoo.loading import load
+
+    if prompt == "-":
+        prompt = sys.stdin.read()
+    model = load(name, device=device)
+    unsaid = [prompt]  # until the first of the new text comes: an error leaves stdout empty
+
+    def say(piece: str) -> None:
+        click.echo("".join((*unsaid, piece)), nl=False)
+        unsaid.clear()
+
+    answer = continuation(
+        model,
+        prompt,
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        stop=stop,
+        seed=seed,
+        stream=None if as_json else say,
+    )
+    if as_json:
+        print_json(answer.to_dict())
+        return
+    say("\n")
+    if answer.stopped == "context":
+        click.echo(f"zoo: the model's context is full after {answer.tokens} new tokens", err=True)
+
+
+@main.command()
+@click.argument("name")
 @click.option("-o", "--output", type=click.Path(), help="Folder of the result.  [default: runs/NAME]")
 @_DATA_DIR
 @_DEVICE
@@ -174,7 +232,8 @@ def train(
         print_json(results)
     else:
         folder = output or Path("runs") / name
-        click.echo(f"{folder}\ttop1 {results['top1']:.2f}\tloss {results['loss']:.4f}")
+        figures = (f"{key} {results[key]:.2f}" for key in ("top1", "perplexity", "word_perplexity") if key in results)
+        click.echo("\t".join((str(folder), *figures, f"loss {results['loss']:.4f}")))
 
 
 @main.command("eval")

@@ -82,13 +82,16 @@ def load(
         raise NotFoundError(f"there is no folder {text}; for the Hub write {HUB_PREFIX}org/name")
     else:
         entry = registry.get(text)
-        path = (
-            hub.find_weights(
-                entry, revision=revision, verify=verify, local_files_only=local_files_only, cache_dir=cache_dir
+        path = None
+        if pretrained:
+            path = hub.find_weights(
+                entry,
+                revision=revision,
+                verify=verify,
+                local_files_only=local_files_only,
+                cache_dir=cache_dir,
+                beside=_language.TOKENIZER_FILES if entry.task == "text-generation" else (),
             )
-            if pretrained
-            else None
-        )
         model = _from_entry(entry, path, model_args)
     had, has = facts(model).get("num_classes"), getattr(model, "num_classes", None)
     if pretrained and has and has != had:
@@ -225,18 +228,23 @@ def _hub_folder(
     text: str, revision: str | None, pretrained: bool, local_files_only: bool, cache_dir: str | Path | None
 ) -> Path:
     repository, _, pinned = text.partition("@")
-    files = ("config.json", hub.WEIGHTS_FILE) if pretrained else ("config.json",)
-    paths = [
-        hub.fetch(
+
+    def fetched(file: str) -> Path:
+        return hub.fetch(
             repository,
             file,
             revision=revision or pinned or None,
             local_files_only=local_files_only,
             cache_dir=cache_dir,
         )
-        for file in files
-    ]
-    return paths[0].parent
+
+    folder = fetched("config.json").parent
+    if pretrained:
+        fetched(hub.WEIGHTS_FILE)
+        if "model_type" in _config(folder):
+            for file in _language.TOKENIZER_FILES:
+                fetched(file)
+    return folder
 
 
 def _line(error: Exception) -> str:

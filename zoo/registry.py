@@ -82,6 +82,7 @@ class Entry(_Facts, frozen=True):
     mechanism: Annotated[str, msgspec.Meta(pattern="^[a-z][a-z0-9-]*$")]
     task: Literal["image-classification", "text-generation"]
     dataset: str | None = None
+    tokenizer: str | None = None  # of a language model, see zoo.data.tokenizers
     preprocessing: Preprocess | None = None
     labels: tuple[str, ...] = ()
     classes: Size | None = None  # how many there are, where they are not named
@@ -273,6 +274,8 @@ def _inconsistency(entry: Entry) -> str | None:
         return "a weights repository needs a revision (a full commit hash) and a sha256"
     if entry.task == "image-classification" and (pre is None or bool(entry.labels) == bool(entry.classes)):
         return "image classification needs preprocessing, and labels or else the number of classes"
+    if (entry.task == "text-generation") != (entry.tokenizer is not None):
+        return "text generation needs a tokenizer, and nothing else has one"
     if pre is not None and not len(pre.mean) == len(pre.std) == pre.input_size[0]:
         return "mean and std need one value for each channel of input_size"
     if len(set(entry.labels)) != len(entry.labels):

@@ -22,7 +22,7 @@ from zoo.data.preprocessing import Preprocessing
 from zoo.errors import UsageError
 from zoo.layers import OrthogonalSelfAttention, insert_newton_schulz
 from zoo.ops import naive
-from zoo.training.setup import unfuse_attention
+from zoo.training.pictures import unfuse_attention
 
 VIT = {"img_size": 16, "patch_size": 4, "embed_dim": 32, "depth": 2, "num_heads": 4, "num_classes": 5}
 SWIN = {"img_size": 32, "patch_size": 2, "embed_dim": 12, "depths": (2, 2), "num_heads": (2, 4), "num_classes": 5}

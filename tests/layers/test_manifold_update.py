@@ -30,7 +30,9 @@ def test_it_is_the_equations_with_both_products_in_one() -> None:
     torch.testing.assert_close(module(x, v), true)
 
 
-@pytest.mark.parametrize(("scale", "shift", "start"), [(1.0, 0.0, 0.5), (1.0, 1.0, 0.5), (1.0, 1.0, 1.9), (0.3, 0.1, -0.1)])
+@pytest.mark.parametrize(
+    ("scale", "shift", "start"), [(1.0, 0.0, 0.5), (1.0, 1.0, 0.5), (1.0, 1.0, 1.9), (0.3, 0.1, -0.1)]
+)
 def test_beta_starts_where_it_is_told(scale: float, shift: float, start: float) -> None:
     module = ManifoldUpdate(8, gate=False, delta_scale=scale, delta_shift=shift, delta_init=start, alpha=0.0)
     x, v = torch.randn(5, 8), torch.randn(5, 8)

@@ -330,7 +330,9 @@ def test_bfloat16_is_near_float32_and_positions_keep_their_precision(arm: str) -
         assert (other - true).norm() < 0.08 * true.norm()
 
 
-@pytest.mark.parametrize("name", ["mgt-lm-48L", "std-lm-48L", "std-lm-48L-post", pytest.param("mgt-lm-100L", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name", ["mgt-lm-48L", "std-lm-48L", "std-lm-48L-post", pytest.param("mgt-lm-100L", marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_a_deep_model_starts_with_finite_loss_and_gradients_at_2048_tokens(name: str, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
@@ -386,6 +388,10 @@ def test_importing_the_models_is_enough_for_transformers(tmp_path: Path) -> None
         "model = AutoModelForCausalLM.from_pretrained('saved')\nprint(type(model).__name__)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, env={**os.environ, "HF_HUB_OFFLINE": "1"}
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "HF_HUB_OFFLINE": "1"},
     )
     assert done.stdout.split() == ["MgtForCausalLM"], done.stderr

@@ -23,8 +23,8 @@ from zoo.training import log, recipes
 from zoo.training.card import card
 from zoo.training.folder import claimed
 from zoo.training.job import Job
+from zoo.training.pictures import model_and_data
 from zoo.training.result import save_weights
-from zoo.training.setup import model_and_data
 
 SHORT = {"samples": 64, "batch_size": 32, "log_every": 1}
 

@@ -16,14 +16,16 @@ from zoo.files import impostor
 SPLITS = ("train", "validation", "test")
 # Before the path of any text file, in place of a name.
 TEXT_FILE = "textfile:"
+_WIKITEXT, _SHAKESPEARE = "Salesforce/wikitext", "karpathy/tiny_shakespeare"
 _SHARE = 0.9  # of a text without splits of its own, to learn from
 
 
 @dataclass(frozen=True)
 class TextSet:
-    """A text with a name: `title` for messages, how it is read from a folder of its files and from the Hub."""
+    """A text with a name: `title` for messages, its repository, how it is read from a folder and from the Hub."""
 
     title: str
+    repository: str
     from_folder: Callable[[Path, str], str]
     from_hub: Callable[[str, bool], str]
 
@@ -57,7 +59,9 @@ def open_text(name: str, split: str, data_dir: str | Path | None = None, *, loca
         try:
             return TEXTS[name].from_hub(split, local_files_only)
         except ZooError as error:
-            raise type(error)(f"{TEXTS[name].title} is not at hand: {error}; or name its folder with --data-dir") from None
+            raise type(error)(
+                f"{TEXTS[name].title} is not at hand: {error}; or name its folder with --data-dir"
+            ) from None
     root = Path(named).expanduser()
     if not root.is_dir():
         raise NotFoundError(
@@ -111,14 +115,11 @@ def _wikitext(size: int) -> TextSet:
     def from_hub(split: str, local_files_only: bool) -> str:
         shards = 2 if (size, split) == (103, "train") else 1
         names = [f"{config}/{split}-{shard:05d}-of-{shards:05d}.parquet" for shard in range(shards)]
-        paths = [
-            hub.fetch("Salesforce/wikitext", name, repo_type="dataset", local_files_only=local_files_only)
-            for name in names
-        ]
+        paths = [hub.fetch(_WIKITEXT, name, repo_type="dataset", local_files_only=local_files_only) for name in names]
         # A row is a line; of an empty one the Hub's files leave out the blank and the end.
         return "".join(row or " \n" for path in paths for row in _rows(path))
 
-    return TextSet(title, from_folder, from_hub)
+    return TextSet(title, _WIKITEXT, from_folder, from_hub)
 
 
 def _rows(path: Path) -> list[str]:
@@ -146,7 +147,7 @@ def _shakespeare_folder(root: Path, split: str) -> str:
 
 
 def _shakespeare_hub(split: str, local_files_only: bool) -> str:
-    path = hub.fetch("karpathy/tiny_shakespeare", "input.txt", repo_type="dataset", local_files_only=local_files_only)
+    path = hub.fetch(_SHAKESPEARE, "input.txt", repo_type="dataset", local_files_only=local_files_only)
     return _part(_read(path), split)
 
 
@@ -154,5 +155,5 @@ def _shakespeare_hub(split: str, local_files_only: bool) -> str:
 TEXTS = {
     "wikitext-2": _wikitext(2),
     "wikitext-103": _wikitext(103),
-    "tinyshakespeare": TextSet("TinyShakespeare", _shakespeare_folder, _shakespeare_hub),
+    "tinyshakespeare": TextSet("TinyShakespeare", _SHAKESPEARE, _shakespeare_folder, _shakespeare_hub),
 }

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from zoo import hub
 from zoo.data.text import TEXTS, open_text
@@ -54,6 +54,20 @@ def open_tokenizer(
         raise UsageError(f"a tokenizer of {match['size']} entries has no room for every byte; {_LEAST} at least")
     text = open_text(match["text"], "train", data_dir, local_files_only=local_files_only)
     return train_tokenizer(text, int(match["size"]))
+
+
+def tokenizer_of(model: nn.Module, data_dir: str | Path | None = None) -> PreTrainedTokenizerFast:
+    """The tokenizer that belongs to a language model of `zoo.load`: that of its weights, else that of its entry.
+
+    Raises UsageError for a model that has none, NotFoundError and DamagedError as `read_tokenizer`, `open_tokenizer`.
+    """
+    folder = getattr(model, "zoo_folder", None)
+    if folder is not None:
+        return read_tokenizer(folder)
+    own = getattr(getattr(model, "config", None), "zoo", None) or {}
+    if own.get("tokenizer") is None:
+        raise UsageError("this model has no tokenizer: it is no language model of the zoo")
+    return open_tokenizer(own["tokenizer"], data_dir)
 
 
 def train_tokenizer(text: str, size: int) -> PreTrainedTokenizerFast:
@@ -123,7 +137,9 @@ def _gpt2(data_dir: str | Path | None, local_files_only: bool) -> PreTrainedToke
     try:
         tokenizer = Tokenizer(models.BPE.from_file(*map(str, paths)))
     except Exception as error:  # the library in Rust raises plain Exceptions
-        raise DamagedError(f"{paths[0]} and {paths[1]} are no BPE ({one_line(error)[:200]}); fetch them again") from None
+        raise DamagedError(
+            f"{paths[0]} and {paths[1]} are no BPE ({one_line(error)[:200]}); fetch them again"
+        ) from None
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     return _wrapped(tokenizer)

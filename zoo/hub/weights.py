@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from zoo.errors import DamagedError, NotFoundError
@@ -19,11 +20,13 @@ def find_weights(
     verify: bool = True,
     local_files_only: bool = False,
     cache_dir: str | Path | None = None,
+    beside: Sequence[str] = (),
 ) -> Path:
     """Path of the entry's `model.safetensors`: from the checkout's `weights/NAME/`, else from the Hub.
 
     With a `revision` the Hub's repository is asked at once. The file is compared with the sha256 of the registry,
-    unless `verify` is off or another revision than the registry's was asked for.
+    unless `verify` is off or another revision than the registry's was asked for. The files `beside`, a tokenizer's,
+    lie in the same folder then.
 
     Raises
     ------
@@ -41,13 +44,16 @@ def find_weights(
             f" its own initialisation{trains}"
         )
     if path is None:
-        path = fetch(
-            facts.repository or "",
-            FILE,
-            revision=revision or facts.revision,
-            local_files_only=local_files_only,
-            cache_dir=cache_dir,
-        )
+        path, *_ = [
+            fetch(
+                facts.repository or "",
+                file,
+                revision=revision or facts.revision,
+                local_files_only=local_files_only,
+                cache_dir=cache_dir,
+            )
+            for file in (FILE, *beside)
+        ]
     check_safetensors(path)
     if verify and revision in (None, facts.revision):
         _verify(path, entry)

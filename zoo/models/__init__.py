@@ -7,4 +7,11 @@ from zoo.models.ns_swin import NsSwinTransformer
 from zoo.models.ns_vit import NsVisionTransformer
 from zoo.models.osa_vit import OsaVisionTransformer
 
-__all__ = ["MgtConfig", "MgtForCausalLM", "MgtModel", "NsSwinTransformer", "NsVisionTransformer", "OsaVisionTransformer"]
+__all__ = [
+    "MgtConfig",
+    "MgtForCausalLM",
+    "MgtModel",
+    "NsSwinTransformer",
+    "NsVisionTransformer",
+    "OsaVisionTransformer",
+]

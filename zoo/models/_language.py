@@ -13,12 +13,15 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Pre
 from zoo import registry
 from zoo.errors import DamagedError, UsageError, one_line
 
+# What travels in `config.json` under "zoo": `context` is the length of the sequences that the weights learned from.
+OWN_FACTS = ("zoo_name", "dataset", "tokenizer", "context")
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 # Of `from_config` itself.
 _HOW = ("attn_implementation",)
 
 
 def from_entry(entry: registry.Entry, arguments: dict[str, Any]) -> PreTrainedModel:
-    """The entry's architecture with `arguments` and its own initialisation; UsageError where they make no such model."""
+    """The entry's architecture with `arguments` and its own initialisation; UsageError where they make none."""
     model = _build(entry.architecture, {**entry.arguments, **arguments}, entry.name)
     model.config.zoo = own_facts(entry)
     return model
@@ -32,13 +35,13 @@ def from_config(folder: Path, config: dict[str, Any], arguments: dict[str, Any])
     own = stated.pop("zoo", None) or {}
     model = _build(str(kind), {**stated, **arguments}, str(folder), known=stated)
     named = own.get("zoo_name") if registry.is_name(own.get("zoo_name")) else folder.resolve().name
-    model.config.zoo = {"zoo_name": named, "dataset": own.get("dataset")}
+    model.config.zoo = {**{key: own.get(key) for key in OWN_FACTS}, "zoo_name": named}
     return model
 
 
 def own_facts(entry: registry.Entry) -> dict[str, Any]:
     """What travels in the configuration under "zoo"."""
-    return {"zoo_name": entry.name, "dataset": entry.dataset}
+    return {"zoo_name": entry.name, "dataset": entry.dataset, "tokenizer": entry.tokenizer, "context": None}
 
 
 def _build(kind: str, arguments: dict[str, Any], shown: str, known: Any = ()) -> PreTrainedModel:
@@ -61,8 +64,12 @@ def _build(kind: str, arguments: dict[str, Any], shown: str, known: Any = ()) ->
 
 
 def fill(model: nn.Module, path: Path) -> None:
-    """Fill `model` from a safetensors file, in which a tied weight is stored once; DamagedError where it does not fit."""
+    """Fill `model` from a safetensors file, in which a tied weight is stored once; DamagedError where it does not fit.
+
+    The folder is remembered, for the tokenizer that belongs to the weights is in it.
+    """
     try:
         safetensors.torch.load_model(model, path)
     except (RuntimeError, safetensors.SafetensorError) as error:
         raise DamagedError(f"the weights in {path} do not fit: {one_line(error)[:300]}") from error
+    model.zoo_folder = path.parent  # type: ignore[assignment]

@@ -27,7 +27,7 @@ from zoo.errors import UsageError
 from zoo.layers.causal import CausalSelfAttention, seen_columns
 from zoo.ops import signed_sine
 
-# transformers 5.24 calls the cache `cache`; `past_key_values` is what most callers write, and both are taken in silence.
+# transformers 5.24 calls the cache `cache`, most callers `past_key_values`; both are taken, without a word.
 _both_names = deprecate_kwarg("past_key_values", "5.24.0", new_name="cache")
 
 
@@ -80,10 +80,11 @@ class RotaryEmbedding(LlamaRotaryEmbedding):
     """
 
     def _apply(self, fn: Any, recurse: bool = True) -> RotaryEmbedding:
-        kept = self.inv_freq, self.original_inv_freq
+        kept: dict[str, Any] = dict(self.named_buffers())
         super()._apply(fn, recurse)
-        if not self.inv_freq.is_meta and self.inv_freq.dtype != torch.float32:
-            self.inv_freq, self.original_inv_freq = (buffer.to(self.inv_freq.device) for buffer in kept)
+        for name, buffer in self.named_buffers():
+            if not buffer.is_meta and buffer.dtype != torch.float32:
+                setattr(self, name, kept[name].to(buffer.device))
         return self
 
 

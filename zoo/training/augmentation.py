@@ -10,14 +10,14 @@ from zoo.data.auto_augment import auto_augment
 from zoo.data.erasing import random_erasing
 from zoo.data.mixing import mix
 from zoo.data.preprocessing import Preprocessing
-from zoo.training.recipes import Recipe
+from zoo.training.recipes import ImageRecipe
 
 
 def augmented(
     images: Tensor,
     targets: Tensor,
     classes: int,
-    recipe: Recipe,
+    recipe: ImageRecipe,
     preprocessing: Preprocessing,
     generator: torch.Generator,
 ) -> tuple[Tensor, Tensor]:

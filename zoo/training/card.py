@@ -10,21 +10,27 @@ import yaml
 
 from zoo import registry
 from zoo.data import DATASETS
+from zoo.data.text import TEXTS
 from zoo.training import recipes
+
+_LIBRARY = {"image-classification": "timm", "text-generation": "transformers"}
+_USE = {
+    "image-classification": 'zoo.predict(model, "picture.png")  # [(label, probability), ...]',
+    "text-generation": 'print(zoo.generate(model, "The city of"))',
+}
 
 
 def card(results: dict[str, Any]) -> str:
     """The card of a training whose `results.json` says `results`; every figure in it comes from there."""
     entry = registry.get(results["name"])
     name, environment = results["name"], results["environment"]
-    what = f"{results['dataset']} {results['split']}"
-    top1 = f"{results['top1']:.2f} % ({results['correct']} of {results['total']})"
     settings = ", ".join(f"{key} {value}" for key, value in results["recipe"].items())
     metadata = yaml.safe_dump(_metadata(entry, results), sort_keys=False)
     own = results["dataset"] == entry.dataset
     what_it_is = f"{entry.summary[0].upper()}{entry.summary[1:]}" if own else _elsewhere(name, results)
     published = results["command"] == f"zoo eval {name}"  # else the name stands for other weights, or for none
     loaded = name if published else "this/folder"
+    library = _LIBRARY[entry.task]
     return f"""---
 {metadata}---
 # {name}
@@ -33,8 +39,7 @@ def card(results: dict[str, Any]) -> str:
 
 | what | figure | measured by |
 | --- | --- | --- |
-| top-1 on {what} | {top1} | `{results["command"]}` |
-| cross-entropy on {what} | {results["loss"]:.4f} nats | `{results["command"]}` |
+{_figures(results)}
 | parameters | {results["parameters"]:,} | counted when the file was written |
 
 {_paper(entry, results) if own else ""}## Use
@@ -43,21 +48,39 @@ def card(results: dict[str, Any]) -> str:
 import zoo
 
 model = zoo.load("{loaded}")
-zoo.predict(model, "picture.png")  # [(label, probability), ...]
+{_USE[entry.task]}
 ```
 
 ## Training
 
 `{results["trained_by"]}`: recipe `{results["recipe_name"]}` ({settings}).
 {results["steps"]} steps in {results["training_seconds"]:.0f} s, with torch {environment["torch"]},
-timm {environment["timm"]}, on {environment["device"]} ({environment["threads"]} CPU threads).
+{library} {environment[library]}, on {environment["device"]} ({environment["threads"]} CPU threads).
 The log is in `log.jsonl`, all figures in `results.json`.
 """
 
 
+def _figures(results: dict[str, Any]) -> str:
+    """The rows of the table: what, figure, command."""
+    what, command = f"{results['dataset']} {results['split']}", f"`{results['command']}`"
+    if "top1" in results:
+        share = f"{results['top1']:.2f} % ({results['correct']} of {results['total']})"
+        rows = [(f"top-1 on {what}", share), (f"cross-entropy on {what}", f"{results['loss']:.4f} nats")]
+    else:
+        window = f"{results['context']} tokens moved by {results['stride']}"
+        rows = [
+            (f"perplexity of a token on {what}, {window}", f"{results['perplexity']:.2f}"),
+            (f"perplexity of a word on {what}, {results['words']} words", f"{results['word_perplexity']:.2f}"),
+            (f"cross-entropy on {what}, {results['tokens']} tokens", f"{results['loss']:.4f} nats"),
+        ]
+    return "\n".join(f"| {name} | {figure} | {command} |" for name, figure in rows)
+
+
 def _elsewhere(name: str, results: dict[str, Any]) -> str:
     """What a model is that learned from other data than its entry's."""
-    labels = results["labels"]
+    labels = results.get("labels")
+    if labels is None:
+        return f"The architecture of `{name}`, trained on {results['dataset']}"
     shown = ", ".join(labels[:10]) + (", ..." if len(labels) > 10 else "")
     return f"The architecture of `{name}`, trained on {results['dataset']}: {len(labels)} classes ({shown})"
 
@@ -84,16 +107,22 @@ def _same_recipe(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 def _metadata(entry: registry.Entry, results: dict[str, Any]) -> dict[str, Any]:
     """What the Hub reads at the head of a card, in its own schema."""
-    known = DATASETS.get(results["dataset"])
-    kind = known.repository if known is not None else "imagefolder"
+    known = DATASETS.get(results["dataset"]) or TEXTS.get(results["dataset"])
+    text = entry.task == "text-generation"
+    kind = known.repository if known is not None else "text" if text else "imagefolder"
+    metric = (
+        {"type": "perplexity", "value": results["perplexity"]}
+        if text
+        else {"type": "accuracy", "value": results["correct"] / results["total"]}
+    )
     dataset = {"name": results["dataset"], "type": kind, "split": results["split"]}
     return {
         **({"license": entry.license} if entry.license else {}),
-        "library_name": "timm",
+        "library_name": _LIBRARY[entry.task],
         "pipeline_tag": entry.task,
         "tags": ["attention-zoo", entry.mechanism],
         **({"datasets": [kind]} if known is not None else {}),
-        "metrics": ["accuracy"],
+        "metrics": [metric["type"]],
         "model-index": [
             {
                 "name": results["name"],
@@ -101,7 +130,7 @@ def _metadata(entry: registry.Entry, results: dict[str, Any]) -> dict[str, Any]:
                     {
                         "task": {"type": entry.task},
                         "dataset": dataset,
-                        "metrics": [{"type": "accuracy", "value": results["correct"] / results["total"]}],
+                        "metrics": [metric],
                     }
                 ],
             }

@@ -9,12 +9,16 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 
 from zoo.data import ImageArrays, open_dataset
 from zoo.data.preprocessing import Preprocessing
+from zoo.data.text import open_text, words_of
+from zoo.data.tokenizers import encode, tokenizer_of
 from zoo.errors import DamagedError, UsageError
 from zoo.loading import facts, load
 from zoo.modes import evaluating
+from zoo.training.perplexity import TextEvaluation, perplexity
 from zoo.training.process import progress_bar
 
 
@@ -67,25 +71,36 @@ def evaluate(
 def evaluate_named(
     name: str,
     *,
-    batch_size: int = 256,
+    batch_size: int | None = None,
     data_dir: str | Path | None = None,
     device: str = "cpu",
     data: str | None = None,
+    split: str = "test",
+    context: int | None = None,
+    stride: int | None = None,
     progress: bool = False,
-) -> Evaluation:
-    """Load `name` (registry name, folder or Hub id) and evaluate it on the test split of `data`, else of its own set.
+) -> Evaluation | TextEvaluation:
+    """Load `name` (registry name, folder or Hub id) and evaluate it on a split of `data`, else of its own set.
 
-    `progress` shows a bar on stderr.
-    UsageError where the data have other classes than the model.
+    `batch_size` is 256 pictures or 8 windows where it is left out. `split` is "test", or of a text "validation" too.
+    `context` and `stride` are the window of a language model, see `zoo.training.perplexity`: the context that it was
+    trained with, and half of it. `progress` shows a bar on stderr.
+    UsageError where the data have other classes than the model, or where an option belongs to another kind of model.
     """
-    if batch_size < 1:
+    if batch_size is not None and batch_size < 1:
         raise UsageError(f"the batch size has to be 1 or more, got {batch_size}")
     model = load(name, device=device)
+    text = isinstance(model, PreTrainedModel)
     dataset = data or facts(model).get("dataset")
     if dataset is None:
         raise UsageError(
-            f"nothing says on which data set {name} is to be evaluated; name it with --data, such as imagefolder:DIR"
+            f"nothing says on which data set {name} is to be evaluated; name it with --data, such as"
+            f" {'textfile:FILE' if text else 'imagefolder:DIR'}"
         )
+    if text:
+        return _evaluate_text(model, name, dataset, split, data_dir, context, stride, batch_size or 8, progress)
+    if split != "test" or context is not None or stride is not None:
+        raise UsageError(f"{name} is an image model, which is evaluated on its test set and has no window of tokens")
     arrays = open_dataset(dataset, "test", data_dir, pixels=Preprocessing.of(model).pixels)
     named = facts(model).get("label_names")
     if len(arrays.labels) != model.num_classes or (data and named and tuple(named) != arrays.labels):
@@ -95,7 +110,28 @@ def evaluate_named(
             f" zoo train {facts(model)['zoo_name']} --data {dataset} --init {name}"
         )
     with progress_bar(len(arrays), 0, name, shown=progress, unit="picture") as bar:
-        return evaluate(model, arrays, batch_size=batch_size, report=bar.update)
+        return evaluate(model, arrays, batch_size=batch_size or 256, report=bar.update)
+
+
+def _evaluate_text(
+    model: PreTrainedModel,
+    name: str,
+    dataset: str,
+    split: str,
+    data_dir: str | Path | None,
+    context: int | None,
+    stride: int | None,
+    batch_size: int,
+    progress: bool,
+) -> TextEvaluation:
+    tokenizer = tokenizer_of(model, data_dir)
+    text = open_text(dataset, split, data_dir)
+    ids = torch.cat((torch.tensor([tokenizer.eos_token_id], dtype=torch.int32), encode(tokenizer, text)))
+    window = context or facts(model).get("context") or model.config.max_position_embeddings
+    with progress_bar(len(ids) - 1, 0, name, shown=progress, unit="token") as bar:
+        return perplexity(
+            model, ids, words_of(text), context=window, stride=stride, batch_size=batch_size, report=bar.update
+        )
 
 
 def _first_labels(labels: Sequence[str] | None) -> str:

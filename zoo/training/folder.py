@@ -11,10 +11,10 @@ from typing import IO, Any
 import msgspec
 
 from zoo.data import IMAGE_FOLDER
+from zoo.data.text import TEXT_FILE
 from zoo.errors import NotFoundError, UsageError
-from zoo.training import checkpoint, result
+from zoo.training import checkpoint, recipes, result
 from zoo.training.job import Job
-from zoo.training.recipes import Recipe, override
 
 try:
     import fcntl
@@ -111,18 +111,20 @@ def job_of(
     """The training that a checkpoint was made by.
 
     `given` are the settings named on resuming, `asked` what else was named, None where nothing was: they may repeat
-    what the checkpoint says, not contradict it. But a folder of pictures may have moved, and `storage` may change.
+    what the checkpoint says, not contradict it. But a folder of pictures, or a text, may have moved, and `storage` may
+    change.
     """
-    recipe = msgspec.convert(state["recipe"], Recipe)
+    recipe = recipes.stored(state["recipe_name"], state["recipe"])
     if "storage" in given:
-        recipe = override(recipe, {"storage": given["storage"]})
+        recipe = recipes.override(recipe, {"storage": given["storage"]})
     data = state["data"]
-    if all((one or "").startswith(IMAGE_FOLDER) for one in (data, asked["data"])):
-        data = asked["data"]
+    for kind in (IMAGE_FOLDER, TEXT_FILE):
+        if all((one or "").startswith(kind) for one in (data, asked["data"])):
+            data = asked["data"]
     model_args = dict(state["model_args"])
-    fields = {key: value for key, value in given.items() if key in Recipe.__struct_fields__}
+    fields = {key: value for key, value in given.items() if key in recipe.__struct_fields__}
     wanted = {**model_args, **given}
-    wanted |= msgspec.to_builtins(override(recipe, fields))  # texts as the numbers they mean
+    wanted |= msgspec.to_builtins(recipes.override(recipe, fields))  # texts as the numbers they mean
     found = {**msgspec.to_builtins(recipe), **model_args, "name": state["name"], "processes": state["processes"]}
     found |= {key: state[key] for key in asked} | {"data": data}
     wanted |= {"name": name, "processes": processes} | {key: value for key, value in asked.items() if value is not None}

@@ -11,21 +11,22 @@ import msgspec
 
 from zoo import registry
 from zoo.data import IMAGE_FOLDER
+from zoo.data.text import TEXT_FILE
 from zoo.errors import UsageError
 from zoo.training import recipes
-from zoo.training.recipes import Recipe
+from zoo.training.recipes import ImageRecipe, TextRecipe
 
 
 @dataclass(frozen=True)
 class Job:
     """What is trained, on what, how, and where to.
 
-    `data` is a data set's name or "imagefolder:DIR", None the entry's own; `init` whose weights it starts from, None
-    the architecture's own initialisation.
+    `data` is a data set's name, "imagefolder:DIR" or "textfile:FILE", None the entry's own; `init` whose weights
+    it starts from, None the architecture's own initialisation.
     """
 
     name: str
-    recipe: Recipe
+    recipe: ImageRecipe | TextRecipe
     recipe_name: str
     model_args: dict[str, Any]
     folder: Path
@@ -36,21 +37,21 @@ class Job:
     @property
     def dataset(self) -> str:
         """The data set that is trained on; UsageError where neither the entry nor the caller names one."""
+        own = f"{TEXT_FILE}FILE" if registry.get(self.name).task == "text-generation" else f"{IMAGE_FOLDER}DIR"
         if self.data == "":
-            raise UsageError("--data is empty; name a data set, or imagefolder:DIR")
+            raise UsageError(f"--data is empty; name a data set, or {own}")
         dataset = self.data or registry.get(self.name).dataset
         if dataset is None:
-            raise UsageError(
-                f"{self.name} has no data set in the registry; name one with --data, such as imagefolder:DIR"
-            )
+            raise UsageError(f"{self.name} has no data set in the registry; name one with --data, such as {own}")
         return dataset
 
     @property
     def public_data(self) -> str | None:
-        """`data` as a result may name it: of a folder its last part, as the path says nothing to others."""
-        if self.data is None or not self.data.startswith(IMAGE_FOLDER):
-            return self.data
-        return IMAGE_FOLDER + Path(self.data.removeprefix(IMAGE_FOLDER)).name
+        """`data` as a result may name it: of a path its last part, as the path says nothing to others."""
+        for kind in (IMAGE_FOLDER, TEXT_FILE):
+            if self.data is not None and self.data.startswith(kind):
+                return kind + Path(self.data.removeprefix(kind)).name
+        return self.data
 
     @property
     def public_init(self) -> str | None:

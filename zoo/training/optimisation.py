@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 from timm.optim import param_groups_weight_decay
 from torch import nn
@@ -23,7 +22,7 @@ def optimizer_of(model: nn.Module, recipe: Recipe) -> AdamW:
     if recipe.decay_all:
         groups = [{"params": list(model.parameters()), "weight_decay": recipe.weight_decay}]
     else:
-        spared = cast(Callable[[], set[str]], model.no_weight_decay)()
+        spared: set[str] = getattr(model, "no_weight_decay", set)()  # vectors and scalars are spared anyhow
         groups = param_groups_weight_decay(model, recipe.weight_decay, no_weight_decay_list=spared)
     return AdamW(groups, lr=recipe.lr, fused=True)
 

@@ -6,62 +6,63 @@ import json
 import platform
 import shlex
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import safetensors.torch
-import timm
 import torch
 from timm.models._hub import save_config_for_hf
 from torch import nn
 
 import zoo
 from zoo import hub
-from zoo.data import ImageArrays
 from zoo.errors import DamagedError, UsageError
 from zoo.files import atomic, write_json, write_text
-from zoo.loading import facts, load
+from zoo.loading import facts
 from zoo.models._build import OWN_FACTS
 from zoo.training import log
 from zoo.training.card import card
-from zoo.training.evaluate import evaluate
-from zoo.training.job import Job
+from zoo.training.task import Task
 
 FILE = "results.json"
-FILES = (hub.WEIGHTS_FILE, "config.json", "README.md", FILE, log.FILE)
+# What a finished folder holds; of a language model the last three too.
+FILES = (
+    *(hub.WEIGHTS_FILE, "config.json", "README.md", FILE, log.FILE),
+    *("generation_config.json", "tokenizer.json", "tokenizer_config.json"),
+)
 
 
-def write(job: Job, model: nn.Module, test: ImageArrays, *, steps: int, seconds: float, device: str) -> None:
+def write(task: Task, *, steps: int, seconds: float, device: str) -> None:
     """Write the finished folder. `results.json` comes last and is measured on the model as it is read back."""
-    folder, recipe = job.folder, job.recipe
-    save_weights(model, folder / hub.WEIGHTS_FILE, getattr(torch, recipe.storage))
-    save_config(model, folder / "config.json")
-    figures = evaluate(load(str(folder.resolve())), test)
+    job = task.job
+    folder = job.folder
+    task.save(folder)
     shared = replace(job, data=job.public_data, init=job.public_init)
     training = shlex.join(shared.command())
     data = [] if shared.data is None else ["--data", shared.data]
     evaluation = shlex.join(["zoo", "eval", str(folder), *data])
+    figures = task.results(folder)
+    held_out = figures["split"] not in ("test", "validation")
     document = {
         "name": job.name,
         "dataset": shared.dataset,
-        "labels": list(test.labels),
-        "split": "held-out training pictures" if recipe.holdout else "test",
-        **figures.to_dict(),
-        "command": training if recipe.holdout else evaluation,  # a slice that was held out is measured there alone
+        **figures,
+        "command": training if held_out else evaluation,  # a slice that was held out is measured there alone
         "trained_by": training,
-        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "parameters": sum(parameter.numel() for parameter in task.model.parameters()),
         "sha256": hub.sha256_of(folder / hub.WEIGHTS_FILE),
         "bytes": (folder / hub.WEIGHTS_FILE).stat().st_size,
         "model_args": job.model_args,
         "recipe_name": job.recipe_name,
-        "recipe": msgspec.to_builtins(recipe),
+        "recipe": msgspec.to_builtins(job.recipe),
         "steps": steps,
         "training_seconds": round(seconds, 1),
         "environment": {
             "zoo": zoo.__version__,
             "torch": torch.__version__,
-            "timm": timm.__version__,
+            task.library: version(task.library),
             "python": platform.python_version(),
             "device": device,
             "threads": torch.get_num_threads(),
@@ -80,12 +81,18 @@ def read(folder: Path) -> dict[str, Any]:
 
 
 def save_weights(model: nn.Module, path: Path, dtype: torch.dtype = torch.float32) -> None:
-    """Write the state dict as safetensors in `dtype`, atomically, with the metadata that other loaders look for."""
+    """Write the state dict as safetensors in `dtype`, atomically, with the metadata that other loaders look for.
+
+    A weight that has two names is stored under its first; `zoo.load` and transformers tie the other to it.
+    """
     # One key only: several are written in a random order, and the hash of equal weights would differ.
     metadata = {"format": "pt"}
+    first = {id(parameter): name for name, parameter in reversed(list(model.named_parameters(remove_duplicate=False)))}
+    others = {name for name, one in model.named_parameters(remove_duplicate=False) if first[id(one)] != name}
     tensors = {
         name: tensor.detach().to("cpu", dtype if tensor.is_floating_point() else tensor.dtype).contiguous()
         for name, tensor in model.state_dict().items()
+        if name not in others
     }
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and not torch.isfinite(tensor).all():

@@ -12,6 +12,7 @@ import shlex
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -23,20 +24,18 @@ from torch import Tensor, nn
 from zoo import registry
 from zoo.data import batch_of_step
 from zoo.data.arrays import steps_per_epoch
-from zoo.data.augment import to_device
-from zoo.data.preprocessing import Preprocessing
 from zoo.errors import DamagedError, DivergedError, InterruptedRun, StoppedRun, UsageError
-from zoo.loading import resolve_device
+from zoo.loading import load, resolve_device
 from zoo.training import checkpoint, recipes, result
-from zoo.training.augmentation import augmented
-from zoo.training.evaluate import evaluate
 from zoo.training.folder import claimed, clear, inspect, job_of
 from zoo.training.job import Job
 from zoo.training.log import Log
 from zoo.training.optimisation import optimizer_of, schedule_of
+from zoo.training.pictures import ImageTask
 from zoo.training.process import StopSignal, accelerator_on, progress_bar, world_size
-from zoo.training.recipes import RECIPES, Recipe
-from zoo.training.setup import model_and_data, refuse_reserved
+from zoo.training.recipes import RECIPES
+from zoo.training.task import Task
+from zoo.training.text import TextTask
 
 
 def train(
@@ -93,13 +92,13 @@ def train(
     folder = Path(output or Path("runs") / name)
     state = inspect(folder, resume=resume, overwrite=overwrite)
     if state is None:
-        known = {key: value for key, value in given.items() if key in Recipe.__struct_fields__}
         chosen = recipe or entry.recipe
         if chosen is None:
             raise UsageError(f"{name} has no recipe in the registry; name one with --recipe: {', '.join(RECIPES)}")
+        known = {key: value for key, value in given.items() if key in recipes.fields_of(chosen)}
         values = recipes.override(recipes.recipe(chosen), known)
         model_args = {key: value for key, value in given.items() if key not in known}
-        refuse_reserved(model_args)
+        _refuse_reserved(model_args)
         job = Job(name, values, chosen, model_args, folder, data_dir, data, init)
     else:
         asked = {"recipe_name": recipe, "data": data, "init": init}
@@ -122,17 +121,23 @@ class _Run:
 
     def __init__(self, job: Job, accelerator: Accelerator, *, resumed: bool) -> None:
         self.job, self.accelerator, recipe = job, accelerator, job.recipe
-        self.bare, data, self.test = model_and_data(job, resumed=resumed)
-        self.preprocessing = Preprocessing.of(self.bare)
-        self.data_facts = {"labels": list(data.labels), "pictures": len(data), "sha256": data.sha256()}
-        self.data = data.to(accelerator.device)
-        self.epoch_steps = steps_per_epoch(len(self.data), recipe.batch_size, recipe.repeats)
+        text = registry.get(job.name).task == "text-generation"
+        self.task: Task = (TextTask if text else ImageTask)(job, resumed=resumed)
+        self.bare = self.task.model
+        self.task.to(accelerator.device)
+        self.epoch_steps = steps_per_epoch(self.task.size, recipe.batch_size, self.task.repeats)
         if not self.epoch_steps:
-            most = len(self.data) * recipe.repeats
-            found = f"batch_size {recipe.batch_size} is more than the {most} training pictures"
-            raise UsageError(f"{found}; --set batch_size={most} would do")
-        if recipe.batch_size % accelerator.num_processes:
-            raise UsageError(f"batch_size {recipe.batch_size} is no multiple of {accelerator.num_processes} processes")
+            most = self.task.size * self.task.repeats
+            found = f"batch_size {recipe.batch_size} is more than the {most} training {self.task.samples}"
+            raise UsageError(
+                f"{found}; --set batch_size={most} would do" if most else f"{self.job.dataset} is too short"
+            )
+        parts = accelerator.num_processes * recipe.accumulate
+        if recipe.batch_size % parts:
+            cut = f"{accelerator.num_processes} processes" + (
+                f" x accumulate {recipe.accumulate}" if recipe.accumulate > 1 else ""
+            )
+            raise UsageError(f"batch_size {recipe.batch_size} is no multiple of {cut}")
         self.total = recipe.epochs * self.epoch_steps
         self.optimizer = optimizer_of(self.bare, recipe)
         self.schedule = schedule_of(self.optimizer, recipe, self.total)
@@ -145,11 +150,11 @@ class _Run:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on where `state`, which `state()` made, stands; UsageError where the data are no longer the same."""
-        found, now = state["data_facts"], self.data_facts
-        if found != now:
+        found = state["data_facts"]
+        if found != self.task.data_facts:
             raise UsageError(
-                f"{self.job.dataset} is not what this training began with: {_difference(found, now)}; bring it back, or"
-                " start anew with --overwrite"
+                f"{self.job.dataset} is not what this training began with: {self.task.difference(found)}; bring it"
+                " back, or start anew with --overwrite"
             )
         self.bare.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
@@ -164,7 +169,7 @@ class _Run:
         return {
             "name": self.job.name,
             "data": self.job.data,
-            "data_facts": self.data_facts,
+            "data_facts": self.task.data_facts,
             "init": self.job.init,
             "recipe_name": self.job.recipe_name,
             "recipe": msgspec.to_builtins(self.job.recipe),
@@ -192,8 +197,7 @@ class _Run:
             StopSignal(self.accelerator) as stop,
         ):
             if not bar.disable:
-                sizes = f"{len(self.data)} training and {len(self.test)} test pictures"
-                bar.write(f"{job.dataset}: {sizes}, {len(self.data.labels)} classes", file=sys.stderr)
+                bar.write(self.task.describe(), file=sys.stderr)
             self._mark = self.step, time.perf_counter()
             while self.step < self.total:
                 rate = self.optimizer.param_groups[0]["lr"]
@@ -216,7 +220,7 @@ class _Run:
                     raise kind(f"stopped at step {self.step} of {self.total}; `{self._command('--resume')}` goes on")
         if main:
             device = str(self.accelerator.device)
-            result.write(job, self.bare, self.test, steps=self.total, seconds=self.seconds, device=device)
+            result.write(self.task, steps=self.total, seconds=self.seconds, device=device)
             checkpoint.discard(job.folder)
 
     def _update(self) -> Tensor:
@@ -225,34 +229,30 @@ class _Run:
         draw = (recipe.seed << 40) + self.step * world + rank
         torch.manual_seed(draw)
         index = batch_of_step(
-            len(self.data),
+            self.task.size,
             recipe.batch_size,
             self.step,
             seed=recipe.seed,
-            repeats=recipe.repeats,
+            repeats=self.task.repeats,
             rank=rank,
             world=world,
         )
-        index = to_device(index, self.data.images.device)
-        images, targets = augmented(
-            self.data.images[index],
-            self.data.targets[index],
-            len(self.data.labels),
-            recipe,
-            self.preprocessing,
-            torch.Generator().manual_seed(draw),
-        )
-        # Soft targets are smoothed already.
-        smoothing = 0.0 if targets.is_floating_point() else recipe.label_smoothing
-        loss = nn.functional.cross_entropy(self.model(images).float(), targets, label_smoothing=smoothing)
-        self.accelerator.backward(loss)
+        generator = torch.Generator().manual_seed(draw)
+        total = torch.zeros((), device=self.accelerator.device)
+        parts = index.chunk(recipe.accumulate)
+        for number, part in enumerate(parts, 1):
+            waiting = contextlib.nullcontext() if number == len(parts) else self.accelerator.no_sync(self.model)
+            with waiting:  # the processes add up their gradients once
+                loss = self.task.loss(self.model, part, generator) / len(parts)
+                self.accelerator.backward(loss)
+            total += loss.detach()
         if recipe.clip is not None:
             self.accelerator.clip_grad_norm_(self.model.parameters(), recipe.clip)
         self.prepared.step()
         if not self.accelerator.optimizer_step_was_skipped:
             self.schedule.step()
         self.prepared.zero_grad(set_to_none=True)
-        return loss.detach()
+        return total
 
     def _mean_loss(self) -> float:
         """Mean since it was last asked, for which the device is waited for; DivergedError if it is no number."""
@@ -287,10 +287,11 @@ class _Run:
         (step, then), now = self._mark, time.perf_counter()
         self._mark = self.step, now
         self.seconds += now - then
-        speed = (self.step - step) * self.job.recipe.batch_size / (now - then)
+        speed = (self.step - step) * self.job.recipe.batch_size * self.task.per_sample / (now - then)
         bar.set_postfix(loss=f"{loss:.4f}")
         if log is not None:
-            log.write(step=self.step, epoch=self.step / self.epoch_steps, loss=loss, lr=rate, images_per_second=speed)
+            rates = {"lr": rate, f"{self.task.unit}_per_second": speed}
+            log.write(step=self.step, epoch=self.step / self.epoch_steps, loss=loss, **rates)
 
     def _report_test(self, log: Log | None, bar: Any) -> None:
         self._check_state()
@@ -298,16 +299,15 @@ class _Run:
             epoch = self.step // self.epoch_steps
             try:
                 with _own_forward(self.bare):
-                    figures = evaluate(self.bare, self.test)
+                    figures = self.task.figures()
             except DamagedError:
                 self.accelerator.set_trigger()
             else:
-                log.write(step=self.step, epoch=epoch, test=figures.to_dict())
-                line = f"epoch {epoch}: test top-1 {figures.top1:.2f} %, loss {figures.loss:.4f}"
+                log.write(step=self.step, epoch=epoch, **{self.task.split: figures})
                 if not bar.disable:
-                    bar.write(line, file=sys.stderr)
+                    bar.write(f"epoch {epoch}: {self.task.split} {self.task.headline(figures)}", file=sys.stderr)
         if self.accelerator.check_trigger():  # all processes leave together, or the others would wait forever
-            raise self._diverged("answers to the test set are")
+            raise self._diverged(f"answers to the {self.task.split} set are")
         self._mark = self.step, time.perf_counter()
 
 
@@ -322,9 +322,8 @@ def _own_forward(model: nn.Module) -> Iterator[None]:
             model.__dict__["forward"] = wrapped
 
 
-def _difference(found: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    if found["labels"] != now["labels"]:
-        return f"its classes were {len(found['labels'])} ({', '.join(found['labels'][:5])}), other ones than now"
-    if found["pictures"] != now["pictures"]:
-        return f"it had {found['pictures']} training pictures, now {now['pictures']}"
-    return "its pictures, their order or their classes were others"
+def _refuse_reserved(model_args: Mapping[str, Any]) -> None:
+    """UsageError for a setting that is no argument of an architecture, but one of `zoo.load` itself."""
+    reserved = set(signature(load).parameters) - {"model_args"}
+    for key in sorted(reserved & model_args.keys()):
+        raise UsageError(f"{key} is no setting of a recipe or an architecture; `zoo train --help` shows the options")

@@ -1,24 +1,106 @@
-"""What a training starts from: the model, its first weights, and the pictures to learn from and to test on."""
+"""Learning from pictures with their classes: the model, its first weights, the data, loss and figures."""
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from zoo import registry
+from zoo import hub, registry
 from zoo.data import ImageArrays, open_dataset
+from zoo.data.augment import to_device
 from zoo.data.preprocessing import Preprocessing
 from zoo.errors import UsageError
 from zoo.loading import facts, load
+from zoo.training import result
+from zoo.training.augmentation import augmented
+from zoo.training.evaluate import evaluate
 from zoo.training.job import Job
-from zoo.training.recipes import Recipe
+from zoo.training.recipes import ImageRecipe
+from zoo.training.task import Task
 
 # Arguments of an architecture that decide the shape of its weights in a way that loading can adapt.
 _ADAPTED = ("img_size", "in_chans")
+
+
+class ImageTask(Task):
+    """Pictures of an image set and their classes; cross-entropy, and the share of right answers."""
+
+    library: ClassVar[str] = "timm"
+    samples: ClassVar[str] = "pictures"
+    unit: ClassVar[str] = "images"
+    split: ClassVar[str] = "test"
+
+    def __init__(self, job: Job, *, resumed: bool = False) -> None:
+        self.job, self.recipe = job, image_recipe(job)
+        self.model, self.data, self.test = model_and_data(job, resumed=resumed)
+        self.preprocessing = Preprocessing.of(self.model)
+        self.size, self.repeats = len(self.data), self.recipe.repeats
+        self.data_facts = {"labels": list(self.data.labels), "pictures": self.size, "sha256": self.data.sha256()}
+
+    def to(self, device: torch.device) -> None:
+        """Move the pictures to learn from."""
+        self.data = self.data.to(device)
+
+    def describe(self) -> str:
+        """Such as "mnist: 60000 training and 10000 test pictures, 10 classes"."""
+        sizes = f"{self.size} training and {len(self.test)} test pictures"
+        return f"{self.job.dataset}: {sizes}, {len(self.data.labels)} classes"
+
+    def difference(self, found: Mapping[str, Any]) -> str:
+        """Classes, number, or the pictures themselves."""
+        if found["labels"] != self.data_facts["labels"]:
+            first = ", ".join(found["labels"][:5])
+            return f"its classes were {len(found['labels'])} ({first}), other ones than now"
+        if found["pictures"] != self.size:
+            return f"it had {found['pictures']} training pictures, now {self.size}"
+        return "its pictures, their order or their classes were others"
+
+    def loss(self, model: nn.Module, index: Tensor, generator: torch.Generator) -> Tensor:
+        """Cross-entropy in nats of the pictures `index`, augmented."""
+        index = to_device(index, self.data.images.device)
+        images, targets = augmented(
+            self.data.images[index],
+            self.data.targets[index],
+            len(self.data.labels),
+            self.recipe,
+            self.preprocessing,
+            generator,
+        )
+        # Soft targets are smoothed already.
+        smoothing = 0.0 if targets.is_floating_point() else self.recipe.label_smoothing
+        return nn.functional.cross_entropy(model(images).float(), targets, label_smoothing=smoothing)
+
+    def figures(self) -> dict[str, Any]:
+        """Of the test set, or of what is held out of the training set."""
+        return evaluate(self.model, self.test).to_dict()
+
+    def headline(self, figures: Mapping[str, Any]) -> str:
+        """Top-1 and loss."""
+        return f"top-1 {figures['top1']:.2f} %, loss {figures['loss']:.4f}"
+
+    def save(self, folder: Path) -> None:
+        """Weights and timm's configuration."""
+        result.save_weights(self.model, folder / hub.WEIGHTS_FILE, getattr(torch, self.recipe.storage))
+        result.save_config(self.model, folder / "config.json")
+
+    def results(self, folder: Path) -> dict[str, Any]:
+        """The test set's figures, or those of what was held out."""
+        return {
+            "labels": list(self.test.labels),
+            "split": "held-out training pictures" if self.recipe.holdout else "test",
+            **evaluate(load(str(folder.resolve())), self.test).to_dict(),
+        }
+
+
+def image_recipe(job: Job) -> ImageRecipe:
+    """The job's recipe; UsageError where it is one for text."""
+    if not isinstance(job.recipe, ImageRecipe):
+        raise UsageError(f"recipe {job.recipe_name} is for text, and {job.name} learns from pictures")
+    return job.recipe
 
 
 def model_and_data(job: Job, *, resumed: bool = False) -> tuple[nn.Module, ImageArrays, ImageArrays]:
@@ -31,7 +113,7 @@ def model_and_data(job: Job, *, resumed: bool = False) -> tuple[nn.Module, Image
     NotFoundError, DamagedError, UsageError
         What `zoo.load` and `zoo.data.open_dataset` raise; weights to start from that are another architecture's.
     """
-    recipe = job.recipe
+    recipe = image_recipe(job)
     arguments = dict(job.model_args)
     if recipe.drop_path is not None:
         arguments.setdefault("drop_path_rate", recipe.drop_path)
@@ -41,7 +123,7 @@ def model_and_data(job: Job, *, resumed: bool = False) -> tuple[nn.Module, Image
     except UsageError as error:
         if not job.model_args:
             raise
-        raise UsageError(f"{error}; settings of a recipe are {', '.join(Recipe.__struct_fields__)}") from error
+        raise UsageError(f"{error}; settings of a recipe are {', '.join(recipe.__struct_fields__)}") from error
     preprocessing = Preprocessing.of(model)
     data, test = (
         open_dataset(job.dataset, split, job.data_dir, pixels=preprocessing.pixels) for split in ("train", "test")
@@ -103,10 +185,3 @@ def _start_from(model: nn.Module, job: Job) -> None:
             " or of an earlier training of it would be"
         )
     model.load_state_dict({key: own[key] if key in new else value for key, value in source.items()})
-
-
-def refuse_reserved(model_args: Mapping[str, Any]) -> None:
-    """UsageError for a setting that is no argument of an architecture, but one of `zoo.load` itself."""
-    reserved = set(inspect.signature(load).parameters) - {"model_args"}
-    for key in sorted(reserved & model_args.keys()):
-        raise UsageError(f"{key} is no setting of a recipe or an architecture; `zoo train --help` shows the options")

@@ -1,0 +1,107 @@
+"""The perplexity of a language model on a text, per token and per word."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from zoo.errors import DamagedError, UsageError
+from zoo.modes import evaluating
+
+
+@dataclass(frozen=True)
+class TextEvaluation:
+    """What a model makes of a text.
+
+    loss : mean cross-entropy of a token in nats; `perplexity` is its exponential.
+    word_perplexity : the same loss in all, over the words of the raw text, so that tokenizers can be compared.
+    tokens, words : how many were predicted; how many words the raw text has, ends of lines among them.
+    context, stride : the window, and by how much it is moved, in tokens.
+    """
+
+    loss: float
+    perplexity: float
+    word_perplexity: float
+    tokens: int
+    words: int
+    context: int
+    stride: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain numbers by name."""
+        return asdict(self)
+
+
+@torch.inference_mode()
+def perplexity(
+    model: nn.Module,
+    ids: Tensor,
+    words: int,
+    *,
+    context: int,
+    stride: int | None = None,
+    batch_size: int = 8,
+    report: Callable[[int], Any] | None = None,
+) -> TextEvaluation:
+    """Slide a window of `context` tokens over `ids` (tokens,), `stride` at a time, and count every token once.
+
+    The first id is given, all others are predicted, each with at least `context - stride` tokens before it but for
+    those of the first window. `stride` is half of `context` where it is left out. `report` is told how many tokens each
+    batch counted. Computed in the model's device and dtype, summed in float64 on the CPU.
+
+    Raises UsageError for a text without a token to predict or a window that cannot move, DamagedError for NaN.
+    """
+    step = max(context // 2, 1) if stride is None else stride
+    if context < 1 or batch_size < 1 or not 1 <= step <= context:
+        raise UsageError(f"the window of {context} tokens cannot be moved by {step}; from 1 to its length it can")
+    if len(ids) < 2 or words < 1:
+        raise UsageError("the text has no token to predict")
+    device = next(model.parameters()).device
+    total, counted = 0.0, 0
+    with evaluating(model):
+        for inputs, targets in _batches(ids.long(), context, step, batch_size):
+            logits = model(input_ids=inputs.to(device), use_cache=False).logits
+            losses = nn.functional.cross_entropy(
+                logits.float().flatten(0, 1), targets.to(device).flatten(), ignore_index=-100, reduction="none"
+            )
+            total += float(losses.double().sum().cpu())
+            new = int((targets != -100).sum())
+            counted += new
+            if report is not None:
+                report(new)
+    if not math.isfinite(total):
+        raise DamagedError("the model answers with NaN or infinity; its weights are no good")
+    assert counted == len(ids) - 1
+    loss = total / counted
+    return TextEvaluation(loss, _exp(loss), _exp(total / words), counted, words, context, step)
+
+
+def _batches(ids: Tensor, context: int, stride: int, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Inputs and targets (batch, tokens) int64; -100 marks what an earlier window has counted, or what is not there."""
+    rows: list[tuple[Tensor, Tensor]] = []
+    done = 0  # how many targets, ids[1:], were counted
+    for start in range(0, len(ids) - 1, stride):
+        inputs, targets = ids[start : start + context], ids[start + 1 : start + context + 1].clone()
+        inputs = inputs[: len(targets)]
+        targets[: done - start] = -100
+        done = start + len(targets)
+        short = context - len(inputs)
+        # What follows a shorter last window is not seen by it: attention is causal.
+        rows.append((nn.functional.pad(inputs, (0, short)), nn.functional.pad(targets, (0, short), value=-100)))
+        last = done == len(ids) - 1
+        if len(rows) == batch_size or last:
+            one, other = zip(*rows, strict=True)
+            yield torch.stack(one), torch.stack(other)
+            rows = []
+        if last:
+            return
+
+
+def _exp(loss: float) -> float:
+    """exp(loss); infinite where that is no double."""
+    return math.exp(loss) if loss < 700 else math.inf

@@ -1,0 +1,142 @@
+"""Learning from text: the model and its tokenizer, packed sequences, loss and perplexity."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from zoo import hub, registry
+from zoo.data.augment import to_device
+from zoo.data.text import open_text, words_of
+from zoo.data.tokenizers import encode, open_tokenizer
+from zoo.errors import UsageError
+from zoo.files import staged, write_json
+from zoo.loading import facts, load
+from zoo.training import result
+from zoo.training.job import Job
+from zoo.training.perplexity import perplexity
+from zoo.training.recipes import TextRecipe
+from zoo.training.task import Task
+
+
+class TextTask(Task):
+    """A text as one row of tokens, cut into sequences; cross-entropy of the next token, and perplexity."""
+
+    library: ClassVar[str] = "transformers"
+    samples: ClassVar[str] = "sequences"
+    unit: ClassVar[str] = "tokens"
+    split: ClassVar[str] = "validation"
+
+    def __init__(self, job: Job, *, resumed: bool = False) -> None:
+        if not isinstance(job.recipe, TextRecipe):
+            raise UsageError(f"recipe {job.recipe_name} is for pictures, and {job.name} learns from text")
+        self.job, self.recipe = job, job.recipe
+        entry = registry.get(job.name)
+        if entry.tokenizer is None:
+            raise UsageError(f"{job.name} has no tokenizer in the registry")
+        torch.manual_seed(self.recipe.seed)
+        model: Any = load(job.name, pretrained=False, **job.model_args)
+        self.context = self.recipe.context
+        longest = int(model.config.max_position_embeddings)
+        if self.context > longest:
+            raise UsageError(f"context {self.context} is more than the {longest} tokens of {job.name}")
+        self.tokenizer = open_tokenizer(entry.tokenizer, job.data_dir)
+        if len(self.tokenizer) > model.config.vocab_size:
+            raise UsageError(
+                f"the tokenizer {entry.tokenizer} has {len(self.tokenizer)} entries, the model"
+                f" {model.config.vocab_size}"
+            )
+        texts = {split: open_text(job.dataset, split, job.data_dir) for split in ("train", "validation", "test")}
+        self.words = {split: words_of(text) for split, text in texts.items()}
+        end = torch.tensor([self.tokenizer.eos_token_id], dtype=torch.int32)  # what stands before a text
+        self.ids = {split: torch.cat((end, encode(self.tokenizer, text))) for split, text in texts.items()}
+        self.tokens = len(self.ids["train"]) - 1
+        whole = self.tokens // self.context
+        self.size = min(self.recipe.samples or whole, whole)
+        self.per_sample = self.context
+        self.data_facts = {"tokens": self.tokens, "sha256": hashlib.sha256(self.ids["train"].numpy().data).hexdigest()}
+        for key in ("bos_token_id", "eos_token_id", "pad_token_id"):
+            setattr(model.config, key, getattr(self.tokenizer, key))
+            setattr(model.generation_config, key, getattr(self.tokenizer, key))
+        facts(model).update(context=self.context, tokenizer=entry.tokenizer)
+        if job.data is not None:
+            facts(model)["dataset"] = job.data if job.data == entry.dataset else None  # a path says nothing to others
+        if job.init is not None and not resumed:
+            _start_from(model, job)
+        if not self.recipe.fused_attention:
+            model.set_attn_implementation("eager")
+        if self.recipe.checkpointing:
+            model.activation_checkpointing_enable()
+        self.model = model.train()
+
+    def to(self, device: torch.device) -> None:
+        """Move the tokens to learn from."""
+        self.ids["train"] = self.ids["train"].to(device)
+
+    def describe(self) -> str:
+        """Such as "wikitext-2: 2500000 training tokens, sequences of 256"."""
+        return f"{self.job.dataset}: {self.tokens} training tokens, {self.size} sequences of {self.context}"
+
+    def difference(self, found: Mapping[str, Any]) -> str:
+        """The number of tokens, or the tokens themselves."""
+        if found["tokens"] != self.tokens:
+            return f"it had {found['tokens']} training tokens, now {self.tokens}"
+        return "its tokens were others"
+
+    def loss(self, model: nn.Module, index: Tensor, generator: torch.Generator) -> Tensor:
+        """Cross-entropy in nats of the next token, over all tokens of the sequences `index`."""
+        ids = self.ids["train"]
+        starts = to_device(index, ids.device) * self.context
+        rows = ids[starts[:, None] + torch.arange(self.context + 1, device=ids.device)].long()
+        logits = model(input_ids=rows[:, :-1], use_cache=False).logits
+        return nn.functional.cross_entropy(logits.float().flatten(0, 1), rows[:, 1:].flatten())
+
+    def figures(self) -> dict[str, Any]:
+        """Perplexity on the validation split, windows side by side."""
+        return self._perplexity(self.model, "validation", self.context)
+
+    def headline(self, figures: Mapping[str, Any]) -> str:
+        """Both perplexities."""
+        return f"perplexity {figures['perplexity']:.2f} a token, {figures['word_perplexity']:.2f} a word"
+
+    def save(self, folder: Path) -> None:
+        """Weights, configuration, generation defaults and tokenizer, as transformers reads them."""
+        result.save_weights(self.model, folder / hub.WEIGHTS_FILE, getattr(torch, self.recipe.storage))
+        model: Any = self.model
+        config = {**model.config.to_diff_dict(), "architectures": [type(model).__name__]}
+        config["dtype"] = self.recipe.storage
+        write_json(folder / "config.json", config)
+        write_json(folder / "generation_config.json", model.generation_config.to_diff_dict())
+        with staged(folder / "tokenizer.json") as path:
+            self.tokenizer.save_pretrained(path.parent)
+
+    def results(self, folder: Path) -> dict[str, Any]:
+        """Perplexity on the test split, a window that moves by half; that on the validation split beside it."""
+        model = load(str(folder.resolve()))
+        return {
+            "split": "test",
+            **self._perplexity(model, "test", None),
+            "validation": self._perplexity(model, "validation", None),
+        }
+
+    def _perplexity(self, model: nn.Module, split: str, stride: int | None) -> dict[str, Any]:
+        return perplexity(model, self.ids[split], self.words[split], context=self.context, stride=stride).to_dict()
+
+
+def _start_from(model: nn.Module, job: Job) -> None:
+    assert job.init is not None
+    source, own = load(job.init).state_dict(), model.state_dict()
+    strange = [
+        key for key in {**own, **source} if key not in own or key not in source or own[key].shape != source[key].shape
+    ]
+    if strange:
+        raise UsageError(
+            f"the weights of {job.init} are no start for {job.name}: they differ in {strange[0]}, for one; those of an"
+            " earlier training of it would be"
+        )
+    model.load_state_dict(source)
