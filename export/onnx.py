@@ -142,6 +142,8 @@ def _check_model(model: nn.Module) -> torch.device:
 
     if not isinstance(model, torch.nn.Module):
         raise UsageError(f"a torch module is needed, such as zoo.load gives, got {type(model).__name__}")
+    if hasattr(model, "generate"):
+        raise UsageError("this is a language model; only image models are exported so far")
     place = torch.device("cpu")
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if tensor.is_floating_point() and tensor.dtype is not torch.float32:

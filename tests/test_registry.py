@@ -53,14 +53,19 @@ def test_own_entries_are_whole():
 def test_own_entries_name_what_there_is():
     import timm
 
-    import zoo.models  # noqa: F401 -- registers with timm
+    import zoo.models  # noqa: F401 -- registers with timm and transformers
+    from transformers import CONFIG_MAPPING
+
     from zoo.data import DATASETS
+    from zoo.data.text import TEXTS
     from zoo.training import RECIPES
 
     for entry in registry.entries().values():
-        assert entry.dataset in {None, *DATASETS}, entry.name
+        language = entry.task == "text-generation"
+        assert entry.dataset in {None, *(TEXTS if language else DATASETS)}, entry.name
         assert entry.recipe in {None, *RECIPES}, entry.name
-        assert timm.is_model(entry.architecture), entry.name
+        known = entry.architecture in CONFIG_MAPPING if language else timm.is_model(entry.architecture)
+        assert known, entry.name
 
 
 def test_a_new_mechanism_needs_an_entry_alone(extra):

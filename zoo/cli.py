@@ -290,10 +290,11 @@ def export(names: tuple[str, ...], onnx: bool, output: str, opset: int, data_dir
 
 
 def _at_hand() -> tuple[str, ...]:
-    """The models that a command without names takes: all whose weights can be had."""
+    """The models that a command without names takes: all image models whose weights can be had."""
     from zoo import hub
 
-    return tuple(name for name in registry.names() if hub.at_hand(registry.get(name)))
+    found = (registry.get(name) for name in registry.names())
+    return tuple(one.name for one in found if one.task == "image-classification" and hub.at_hand(one))
 
 
 def _samples(model: Any, data_dir: str | None) -> Any:

@@ -107,8 +107,8 @@ def facts(model: nn.Module) -> dict[str, Any]:
 
     It is `model.pretrained_cfg` of an image model, `model.config.zoo` of a language model.
     """
-    config = getattr(model, "config", None)
-    return cast(dict[str, Any], model.pretrained_cfg if config is None else config.zoo)
+    cfg: Any = getattr(model, "pretrained_cfg", None)
+    return cast(dict[str, Any], model.config.zoo if cfg is None and hasattr(model, "config") else cfg)
 
 
 def resolve_device(device: str | torch.device) -> torch.device:

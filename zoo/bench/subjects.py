@@ -49,6 +49,8 @@ def subjects_of(given: object, twin: bool) -> list[Subject]:
     for one in dict.fromkeys(each if isinstance(each, nn.Module) else _text(each) for each in wanted):
         if isinstance(one, str):
             entry = entries.get(one)
+            if entry is not None and entry.task != "image-classification":
+                raise UsageError(f"{one} is a language model; only image models are timed so far")
             found.append(Subject(one, twin=entry.twin if entry is not None and twin else None))
         else:
             found.append(_checked(one, twin))

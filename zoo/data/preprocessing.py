@@ -69,7 +69,12 @@ class Preprocessing:
 
     @classmethod
     def of(cls, model: nn.Module) -> Preprocessing:
-        """The preprocessing that belongs to the model's weights, from its `pretrained_cfg`."""
+        """The preprocessing that belongs to the model's weights, from its `pretrained_cfg`.
+
+        UsageError for a model without one, such as a language model.
+        """
+        if hasattr(model, "generate"):
+            raise UsageError("this is a language model: it takes text, not pictures")
         return cls.from_config(getattr(model, "pretrained_cfg", None) or {})
 
     @classmethod

@@ -146,6 +146,21 @@ RECIPES: dict[str, ImageRecipe | TextRecipe] = {
         storage="float16",
     ),
     "test-mnist": ImageRecipe(epochs=1, batch_size=32, lr=2e-3, shift=1, samples=320, log_every=2, save_every=4),
+    # What arXiv 2601.01014 states of its second experiment; context, warm-up, decay and clipping are not stated there.
+    "mgt": TextRecipe(
+        epochs=50, batch_size=64, lr=1e-3, schedule="warm-up-cosine", warmup=0.02, weight_decay=0.1, context=1024
+    ),
+    # What two CPU cores do in half an hour, the same for all arms.
+    "lm-cpu": TextRecipe(
+        epochs=1,
+        batch_size=16,
+        lr=1e-3,
+        warmup=0.1,
+        weight_decay=0.1,
+        context=256,
+        precision="bf16",
+        storage="bfloat16",
+    ),
     "test-text": TextRecipe(
         epochs=1, batch_size=8, lr=2e-3, context=32, samples=80, log_every=2, save_every=4, storage="bfloat16"
     ),
