@@ -83,3 +83,16 @@ def small_mnist(tmp_path_factory: pytest.TempPathFactory) -> Path:
             head = struct.pack(f">HBB{len(sides)}I", 0, 8, len(sides), *sides)
             (root / "mnist" / f"{word}-{kind}-ubyte").write_bytes(head + content.tobytes())
     return root
+
+
+@pytest.fixture(scope="session")
+def small_text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data folder with the beginning of WikiText-2's three files."""
+    from zoo.data.text import open_text
+
+    whole, root = found("wikitext-2"), tmp_path_factory.mktemp("data")
+    (root / "wikitext-2").mkdir()
+    for split, word, count in (("train", "train", 60_000), ("validation", "valid", 6_000), ("test", "test", 6_000)):
+        part = open_text("wikitext-2", split, whole)[:count]
+        (root / "wikitext-2" / f"wiki.{word}.tokens").write_text(part, encoding="utf-8")
+    return root

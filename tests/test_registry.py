@@ -52,10 +52,9 @@ def test_own_entries_are_whole():
 
 def test_own_entries_name_what_there_is():
     import timm
-
-    import zoo.models  # noqa: F401 -- registers with timm and transformers
     from transformers import CONFIG_MAPPING
 
+    import zoo.models  # noqa: F401 -- registers with timm and transformers
     from zoo.data import DATASETS
     from zoo.data.text import TEXTS
     from zoo.training import RECIPES

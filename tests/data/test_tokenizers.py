@@ -14,7 +14,15 @@ from zoo.data.text import open_text
 from zoo.data.tokenizers import encode, open_tokenizer, read_tokenizer, tokenizer_of, train_tokenizer
 from zoo.errors import DamagedError, NotFoundError, UsageError
 
-ODD = ["", " ", "\n", "a\n\n\n b", "\t x  y   \n  z\n", "naïve 中文 🙂\u200d🙂 \x00 <|endoftext|>", " \n = = A = = \n \n b"]
+ODD = [
+    "",
+    " ",
+    "\n",
+    "a\n\n\n b",
+    "\t x  y   \n  z\n",
+    "naïve 中文 🙂\u200d🙂 \x00 <|endoftext|>",
+    " \n = = A = = \n \n b",
+]
 
 
 @pytest.fixture(scope="module")

@@ -126,7 +126,7 @@ class DecoderModel(DecoderPreTrainedModel):
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, config.pad_token_id)
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)  # padding is masked, and may be a token
         self.layers = nn.ModuleList(self.block_class(config, index) for index in range(config.num_hidden_layers))
         self.norm = self.final_norm(config)
         self.rotary_emb = RotaryEmbedding(config)
