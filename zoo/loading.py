@@ -108,7 +108,8 @@ def facts(model: nn.Module) -> dict[str, Any]:
     It is `model.pretrained_cfg` of an image model, `model.config.zoo` of a language model.
     """
     cfg: Any = getattr(model, "pretrained_cfg", None)
-    return cast(dict[str, Any], model.config.zoo if cfg is None and hasattr(model, "config") else cfg)
+    config: Any = getattr(model, "config", None)
+    return cast(dict[str, Any], config.zoo if cfg is None and config is not None else model.pretrained_cfg)
 
 
 def resolve_device(device: str | torch.device) -> torch.device:
