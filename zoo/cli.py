@@ -232,7 +232,11 @@ def train(
         print_json(results)
     else:
         folder = output or Path("runs") / name
-        figures = (f"{key} {results[key]:.2f}" for key in ("top1", "perplexity", "word_perplexity") if key in results)
+        figures = (
+            f"{key} {results[key]:.2f}"
+            for key in ("top1", "accuracy", "perplexity", "word_perplexity")
+            if key in results
+        )
         click.echo("\t".join((str(folder), *figures, f"loss {results['loss']:.4f}")))
 
 

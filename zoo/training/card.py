@@ -66,6 +66,9 @@ def _figures(results: dict[str, Any]) -> str:
     if "top1" in results:
         share = f"{results['top1']:.2f} % ({results['correct']} of {results['total']})"
         rows = [(f"top-1 on {what}", share), (f"cross-entropy on {what}", f"{results['loss']:.4f} nats")]
+    elif "accuracy" in results:
+        share = f"{results['accuracy']:.2f} % ({results['correct']} of {results['total']} tokens)"
+        rows = [(f"copied right, {what}", share), (f"cross-entropy of a token, {what}", f"{results['loss']:.4f} nats")]
     else:
         window = f"{results['context']} tokens moved by {results['stride']}"
         rows = [
@@ -112,7 +115,7 @@ def _metadata(entry: registry.Entry, results: dict[str, Any]) -> dict[str, Any]:
     kind = known.repository if known is not None else "text" if text else "imagefolder"
     metric = (
         {"type": "perplexity", "value": results["perplexity"]}
-        if text
+        if "perplexity" in results
         else {"type": "accuracy", "value": results["correct"] / results["total"]}
     )
     dataset = {"name": results["dataset"], "type": kind, "split": results["split"]}

@@ -18,6 +18,8 @@ from zoo.data.tokenizers import encode, tokenizer_of
 from zoo.errors import DamagedError, UsageError
 from zoo.loading import facts, load
 from zoo.modes import evaluating
+from zoo.training import copying
+from zoo.training.copying import CopyEvaluation
 from zoo.training.perplexity import TextEvaluation, perplexity
 from zoo.training.process import progress_bar
 
@@ -79,7 +81,7 @@ def evaluate_named(
     context: int | None = None,
     stride: int | None = None,
     progress: bool = False,
-) -> Evaluation | TextEvaluation:
+) -> Evaluation | TextEvaluation | CopyEvaluation:
     """Load `name` (registry name, folder or Hub id) and evaluate it on a split of `data`, else of its own set.
 
     `batch_size` is 256 pictures or 8 windows where it is left out. `split` is "test", or of a text "validation" too.
@@ -97,6 +99,8 @@ def evaluate_named(
             f"nothing says on which data set {name} is to be evaluated; name it with --data, such as"
             f" {'textfile:FILE' if text else 'imagefolder:DIR'}"
         )
+    if dataset == copying.DATASET and text:
+        return copying.evaluate_copy(model, context or facts(model).get("context") or 64, split)
     if text:
         return _evaluate_text(model, name, dataset, split, data_dir, context, stride, batch_size or 8, progress)
     if split != "test" or context is not None or stride is not None:

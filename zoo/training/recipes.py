@@ -161,6 +161,17 @@ RECIPES: dict[str, ImageRecipe | TextRecipe] = {
         precision="bf16",
         storage="bfloat16",
     ),
+    # The copy task, the same for all arms.
+    "copy": TextRecipe(
+        epochs=1,
+        batch_size=32,
+        lr=1e-3,
+        warmup=0.1,
+        samples=32_000,
+        context=64,
+        precision="bf16",
+        storage="bfloat16",
+    ),
     "test-text": TextRecipe(
         epochs=1, batch_size=8, lr=2e-3, context=32, samples=80, log_every=2, save_every=4, storage="bfloat16"
     ),
@@ -172,6 +183,20 @@ def recipe(name: str | None) -> ImageRecipe | TextRecipe:
     if name not in RECIPES:
         raise NotFoundError(f"there is no recipe {name!r}; there are {', '.join(RECIPES)}")
     return RECIPES[name]
+
+
+def text_recipe(given: Recipe, recipe_name: str, name: str) -> TextRecipe:
+    """`given`; UsageError where it is no recipe for text, which is what the entry `name` learns from."""
+    if not isinstance(given, TextRecipe):
+        raise UsageError(f"recipe {recipe_name} is for pictures, and {name} learns from text")
+    return given
+
+
+def image_recipe(given: Recipe, recipe_name: str, name: str) -> ImageRecipe:
+    """`given`; UsageError where it is no recipe for pictures, which is what the entry `name` learns from."""
+    if not isinstance(given, ImageRecipe):
+        raise UsageError(f"recipe {recipe_name} is for text, and {name} learns from pictures")
+    return given
 
 
 def fields_of(name: str) -> tuple[str, ...]:

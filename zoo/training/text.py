@@ -10,17 +10,18 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from zoo import hub, registry
+from zoo import registry
 from zoo.data.augment import to_device
-from zoo.data.text import open_text, words_of
+from zoo.data.text import TEXT_FILE, open_text, words_of
 from zoo.data.tokenizers import encode, open_tokenizer
 from zoo.errors import UsageError
-from zoo.files import staged, write_json
+from zoo.files import staged
 from zoo.loading import facts, load
-from zoo.training import result
+from zoo.training import language
 from zoo.training.job import Job
+from zoo.training.language import language_model
 from zoo.training.perplexity import perplexity
-from zoo.training.recipes import TextRecipe
+from zoo.training.recipes import text_recipe
 from zoo.training.task import Task
 
 
@@ -33,18 +34,12 @@ class TextTask(Task):
     split: ClassVar[str] = "validation"
 
     def __init__(self, job: Job, *, resumed: bool = False) -> None:
-        if not isinstance(job.recipe, TextRecipe):
-            raise UsageError(f"recipe {job.recipe_name} is for pictures, and {job.name} learns from text")
-        self.job, self.recipe = job, job.recipe
+        self.job, self.recipe = job, text_recipe(job.recipe, job.recipe_name, job.name)
         entry = registry.get(job.name)
         if entry.tokenizer is None:
             raise UsageError(f"{job.name} has no tokenizer in the registry")
-        torch.manual_seed(self.recipe.seed)
-        model: Any = load(job.name, pretrained=False, **job.model_args)
         self.context = self.recipe.context
-        longest = int(model.config.max_position_embeddings)
-        if self.context > longest:
-            raise UsageError(f"context {self.context} is more than the {longest} tokens of {job.name}")
+        model = language_model(job, self.recipe, resumed=resumed)
         self.tokenizer = open_tokenizer(entry.tokenizer, job.data_dir)
         if len(self.tokenizer) > model.config.vocab_size:
             raise UsageError(
@@ -65,14 +60,8 @@ class TextTask(Task):
             setattr(model.generation_config, key, getattr(self.tokenizer, key))
         facts(model).update(context=self.context, tokenizer=entry.tokenizer)
         if job.data is not None:
-            facts(model)["dataset"] = job.data if job.data == entry.dataset else None  # a path says nothing to others
-        if job.init is not None and not resumed:
-            _start_from(model, job)
-        if not self.recipe.fused_attention:
-            model.set_attn_implementation("eager")
-        if self.recipe.checkpointing:
-            model.activation_checkpointing_enable()
-        self.model = model.train()
+            facts(model)["dataset"] = None if job.data.startswith(TEXT_FILE) else job.data  # a path says nothing later
+        self.model = model
 
     def to(self, device: torch.device) -> None:
         """Move the tokens to learn from."""
@@ -106,12 +95,7 @@ class TextTask(Task):
 
     def save(self, folder: Path) -> None:
         """Weights, configuration, generation defaults and tokenizer, as transformers reads them."""
-        result.save_weights(self.model, folder / hub.WEIGHTS_FILE, getattr(torch, self.recipe.storage))
-        model: Any = self.model
-        config = {**model.config.to_diff_dict(), "architectures": [type(model).__name__]}
-        config["dtype"] = self.recipe.storage
-        write_json(folder / "config.json", config)
-        write_json(folder / "generation_config.json", model.generation_config.to_diff_dict())
+        language.save(self.model, folder, self.recipe.storage)
         with staged(folder / "tokenizer.json") as path:
             self.tokenizer.save_pretrained(path.parent)
 
@@ -126,17 +110,3 @@ class TextTask(Task):
 
     def _perplexity(self, model: nn.Module, split: str, stride: int | None) -> dict[str, Any]:
         return perplexity(model, self.ids[split], self.words[split], context=self.context, stride=stride).to_dict()
-
-
-def _start_from(model: nn.Module, job: Job) -> None:
-    assert job.init is not None
-    source, own = load(job.init).state_dict(), model.state_dict()
-    strange = [
-        key for key in {**own, **source} if key not in own or key not in source or own[key].shape != source[key].shape
-    ]
-    if strange:
-        raise UsageError(
-            f"the weights of {job.init} are no start for {job.name}: they differ in {strange[0]}, for one; those of an"
-            " earlier training of it would be"
-        )
-    model.load_state_dict(source)

@@ -26,7 +26,8 @@ from zoo.data import batch_of_step
 from zoo.data.arrays import steps_per_epoch
 from zoo.errors import DamagedError, DivergedError, InterruptedRun, StoppedRun, UsageError
 from zoo.loading import load, resolve_device
-from zoo.training import checkpoint, recipes, result
+from zoo.training import checkpoint, copying, recipes, result
+from zoo.training.copying import CopyTask
 from zoo.training.folder import claimed, clear, inspect, job_of
 from zoo.training.job import Job
 from zoo.training.log import Log
@@ -34,7 +35,6 @@ from zoo.training.optimisation import optimizer_of, schedule_of
 from zoo.training.pictures import ImageTask
 from zoo.training.process import StopSignal, accelerator_on, progress_bar, world_size
 from zoo.training.recipes import RECIPES
-from zoo.training.task import Task
 from zoo.training.text import TextTask
 
 
@@ -121,8 +121,7 @@ class _Run:
 
     def __init__(self, job: Job, accelerator: Accelerator, *, resumed: bool) -> None:
         self.job, self.accelerator, recipe = job, accelerator, job.recipe
-        text = registry.get(job.name).task == "text-generation"
-        self.task: Task = (TextTask if text else ImageTask)(job, resumed=resumed)
+        self.task = _task_of(job)(job, resumed=resumed)
         self.bare = self.task.model
         self.task.to(accelerator.device)
         self.epoch_steps = steps_per_epoch(self.task.size, recipe.batch_size, self.task.repeats)
@@ -320,6 +319,12 @@ def _own_forward(model: nn.Module) -> Iterator[None]:
     finally:
         if wrapped is not None:
             model.__dict__["forward"] = wrapped
+
+
+def _task_of(job: Job) -> type[ImageTask] | type[TextTask] | type[CopyTask]:
+    if registry.get(job.name).task == "image-classification":
+        return ImageTask
+    return CopyTask if job.dataset == copying.DATASET else TextTask
 
 
 def _refuse_reserved(model_args: Mapping[str, Any]) -> None:

@@ -1,0 +1,58 @@
+"""What every training of a language model starts from, and the part of its folder that transformers reads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from zoo import hub
+from zoo.errors import UsageError
+from zoo.files import write_json
+from zoo.loading import load
+from zoo.training import result
+from zoo.training.job import Job
+from zoo.training.recipes import TextRecipe
+
+
+def language_model(job: Job, recipe: TextRecipe, *, resumed: bool) -> Any:
+    """The job's model in training mode, its weights drawn from the recipe's seed or those of `job.init`.
+
+    `resumed`: a checkpoint will bring the weights, so those of `job.init` are not asked for.
+    UsageError for a context that the model does not have, or weights of another architecture to start from.
+    """
+    torch.manual_seed(recipe.seed)
+    model: Any = load(job.name, pretrained=False, **job.model_args)
+    longest = model.config.max_position_embeddings
+    if recipe.context > longest:
+        raise UsageError(f"context {recipe.context} is more than the {longest} tokens of {job.name}")
+    if job.init is not None and not resumed:
+        _start_from(model, job)
+    if not recipe.fused_attention:
+        model.set_attn_implementation("eager")
+    if recipe.checkpointing:
+        model.activation_checkpointing_enable()
+    return model.train()
+
+
+def save(model: Any, folder: Path, storage: str) -> None:
+    """Write weights in the type `storage`, configuration and generation defaults, each atomically."""
+    result.save_weights(model, folder / hub.WEIGHTS_FILE, getattr(torch, storage))
+    config = {**model.config.to_diff_dict(), "architectures": [type(model).__name__], "dtype": storage}
+    write_json(folder / "config.json", config)
+    write_json(folder / "generation_config.json", model.generation_config.to_diff_dict())
+
+
+def _start_from(model: nn.Module, job: Job) -> None:
+    assert job.init is not None
+    source, own = load(job.init).state_dict(), model.state_dict()
+    shapes = [{key: value.shape for key, value in state.items()} for state in (own, source)]
+    strange = [key for key in {**own, **source} if shapes[0].get(key) != shapes[1].get(key)]
+    if strange:
+        raise UsageError(
+            f"the weights of {job.init} are no start for {job.name}: they differ in {strange[0]}, for one; those of an"
+            " earlier training of it would be"
+        )
+    model.load_state_dict(source)
