@@ -10,16 +10,29 @@ import warnings
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
 import timm
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from zoo import hub, registry
-from zoo.errors import DamagedError, DeviceError, NotFoundError, UsageError
+from zoo.errors import DamagedError, DeviceError, NotFoundError, UsageError, ZooError
 from zoo.models._build import OWN_FACTS, own_facts, timm_cfg
 
 HUB_PREFIX = "hf-hub:"
+
+
+class _Shown(msgspec.Struct, kw_only=True):
+    """What a stranger's `pretrained_cfg` says of pictures and classes, where it says it, in types that can be meant."""
+
+    input_size: tuple[registry.Size, registry.Size, registry.Size] | None = None
+    mean: tuple[float, ...] | float | None = None
+    std: tuple[registry.Above, ...] | registry.Above | None = None
+    crop_pct: registry.Above | None = None
+    interpolation: str | None = None
+    num_classes: int | None = None
+    label_names: list[str] | dict[str, str] | None = None
 
 
 def load(
@@ -134,6 +147,12 @@ def _from_folder(folder: Path, pretrained: bool, model_args: dict[str, Any]) -> 
             raise TypeError("architecture is a text and pretrained_cfg a mapping")
         if not isinstance(config.get("model_args", {}), dict):
             raise TypeError("model_args is a mapping")
+        msgspec.convert({key: cfg[key] for key in _Shown.__struct_fields__ if cfg.get(key) is not None}, _Shown)
+        named, classes = cfg.get("label_names"), cfg.get("num_classes")
+        if named is not None and classes is not None and len(named) != classes:
+            raise ValueError(f"{len(named)} label_names for {classes} classes")
+        if not timm.is_model(architecture):
+            raise ValueError(f"there is no architecture {architecture!r}")
     except FileNotFoundError:
         if (folder / "checkpoint.pt").is_file():
             raise NotFoundError(f"the training in {folder} is not finished; `zoo train ... --resume` goes on") from None
@@ -142,7 +161,12 @@ def _from_folder(folder: Path, pretrained: bool, model_args: dict[str, Any]) -> 
         raise DamagedError(f"{config_path} is no model configuration ({type(error).__name__}: {error})") from None
     if pretrained:
         hub.check_safetensors(folder / hub.WEIGHTS_FILE)
-    model = _create(f"local-dir:{folder}", pretrained, model_args, shown=architecture)
+    try:
+        model = _create(f"local-dir:{folder}", pretrained, model_args, shown=architecture)
+    except UsageError as error:
+        if model_args:
+            raise
+        raise DamagedError(f"{config_path} describes no model: {error}") from error
     if pretrained:
         _check_types(model, folder / hub.WEIGHTS_FILE)
     if not registry.is_name(own.get("zoo_name")):  # it becomes part of paths; a stranger's file may hold anything
@@ -164,6 +188,11 @@ def _check_types(model: nn.Module, path: Path) -> None:
 def _create(name: str, pretrained: bool, model_args: dict[str, Any], shown: str = "", **kwargs: Any) -> nn.Module:
     """timm's `create_model`, its errors turned into lines for the person at the keyboard."""
     shown = shown or name
+    if "checkpoint_path" in model_args:
+        raise UsageError("checkpoint_path is none of these arguments; name the folder that holds the weights instead")
+    classes = model_args.get("num_classes", 0)
+    if classes is not None and (not isinstance(classes, int) or classes < 0):
+        raise UsageError(f"num_classes has to be a whole number from 0 on, got {classes!r}")
     dropped = sorted(key for key, value in model_args.items() if value is None)
     if dropped:  # timm leaves such arguments out without a word, and the default would be taken for what was asked
         raise UsageError(f"{dropped[0]} cannot be None here; leave it out, and {shown} has its default")
@@ -173,9 +202,9 @@ def _create(name: str, pretrained: bool, model_args: dict[str, Any], shown: str 
         unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
         why = f"it has no {unknown[1]!r}" if unknown else _line(error)
         raise UsageError(f"{shown} does not take these arguments: {why}") from error
-    except (AssertionError, ValueError, IndexError) as error:
-        if isinstance(error, UsageError):
-            raise
+    except ZooError:
+        raise
+    except (AssertionError, ValueError, LookupError, AttributeError) as error:
         raise UsageError(f"{shown} cannot be built with {model_args}: {_line(error)}") from error
     except SafetensorError as error:
         raise DamagedError(f"the weights of {shown} cannot be read: {_line(error)}; fetch them again") from error

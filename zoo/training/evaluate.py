@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from zoo.data import ImageArrays, open_dataset
+from zoo.data import DATASETS, ImageArrays, open_dataset
 from zoo.data.preprocessing import Preprocessing
 from zoo.errors import DamagedError, UsageError
 from zoo.loading import facts, load
@@ -80,6 +81,8 @@ def evaluate_named(
     """
     if batch_size < 1:
         raise UsageError(f"the batch size has to be 1 or more, got {batch_size}")
+    if data == "":
+        raise UsageError("--data is empty; leave it out, or name a data set")
     model = load(name, device=device)
     dataset = data or facts(model).get("dataset")
     if dataset is None:
@@ -94,6 +97,9 @@ def evaluate_named(
             f"{_first_labels(arrays.labels)}; train on it first:"
             f" zoo train {facts(model)['zoo_name']} --data {dataset} --init {name}"
         )
+    whole = DATASETS[dataset].test_size if dataset in DATASETS else len(arrays)
+    if len(arrays) != whole:
+        warnings.warn(f"{dataset} has {len(arrays)} test pictures here, the whole set {whole}", stacklevel=2)
     with progress_bar(len(arrays), 0, name, shown=progress, unit="picture") as bar:
         return evaluate(model, arrays, batch_size=batch_size, report=bar.update)
 

@@ -88,13 +88,17 @@ def _hold_out(data: ImageArrays, count: int) -> tuple[ImageArrays, ImageArrays]:
 
 
 def _start_from(model: nn.Module, job: Job) -> None:
-    """Load the weights of `job.init`, all but a head of another number of classes."""
+    """Load the weights of `job.init`, all but the head where it has other classes, in number or by name."""
     assert job.init is not None
     arguments = {**registry.get(job.name).arguments, **job.model_args}
-    source = load(job.init, **{key: value for key, value in arguments.items() if key in _ADAPTED}).state_dict()
-    own = model.state_dict()
+    origin = load(job.init, **{key: value for key, value in arguments.items() if key in _ADAPTED})
+    source, own = origin.state_dict(), model.state_dict()
     head = f"{facts(model)['classifier']}."
-    new = {key for key in own if key.startswith(head) and key in source and own[key].shape != source[key].shape}
+    theirs, ours = (list(facts(one).get("label_names") or ()) for one in (origin, model))
+    others = bool(theirs and ours and theirs != ours)
+    new = {
+        key for key in own if key.startswith(head) and key in source and (others or own[key].shape != source[key].shape)
+    }
     strange = [key for key in own if key not in new and (key not in source or own[key].shape != source[key].shape)]
     if strange or source.keys() - own.keys():
         first = (strange or sorted(source.keys() - own.keys()))[0]

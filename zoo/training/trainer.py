@@ -90,7 +90,12 @@ def train(
     entry = registry.get(name)
     given = dict(settings or {}) | ({"precision": precision} if precision is not None else {})
     place = resolve_device(device)
+    for option, text in (("--output", output), ("--recipe", recipe), ("--init", init)):
+        if text is not None and not str(text).strip():
+            raise UsageError(f"{option} is empty; leave it out, or say which")
     folder = Path(output or Path("runs") / name)
+    if init is not None and not resume and folder.is_dir() and Path(init).is_dir() and folder.samefile(init):
+        raise UsageError(f"the weights in {init} cannot be start and result at once; --output names another folder")
     state = inspect(folder, resume=resume, overwrite=overwrite)
     if state is None:
         known = {key: value for key, value in given.items() if key in Recipe.__struct_fields__}
@@ -124,7 +129,12 @@ class _Run:
         self.job, self.accelerator, recipe = job, accelerator, job.recipe
         self.bare, data, self.test = model_and_data(job, resumed=resumed)
         self.preprocessing = Preprocessing.of(self.bare)
-        self.data_facts = {"labels": list(data.labels), "pictures": len(data), "sha256": data.sha256()}
+        self.data_facts = {
+            "labels": list(data.labels),
+            "pictures": len(data),
+            "sha256": data.sha256(),
+            "test": self.test.sha256(),
+        }
         self.data = data.to(accelerator.device)
         self.epoch_steps = steps_per_epoch(len(self.data), recipe.batch_size, recipe.repeats)
         if not self.epoch_steps:
@@ -146,16 +156,21 @@ class _Run:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on where `state`, which `state()` made, stands; UsageError where the data are no longer the same."""
         found, now = state["data_facts"], self.data_facts
+        if found.keys() != now.keys() or not 0 <= state["step"] < self.total:
+            raise checkpoint.no_checkpoint(self.job.folder, ValueError("another version made it"))
         if found != now:
             raise UsageError(
                 f"{self.job.dataset} is not what this training began with: {_difference(found, now)}; bring it back, or"
                 " start anew with --overwrite"
             )
-        self.bare.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.schedule.load_state_dict(state["schedule"])
-        if self.accelerator.scaler is not None:
-            self.accelerator.scaler.load_state_dict(state["scaler"])
+        try:
+            self.bare.load_state_dict(state["model"])
+            self.optimizer.load_state_dict(state["optimizer"])
+            self.schedule.load_state_dict(state["schedule"])
+            if self.accelerator.scaler is not None:
+                self.accelerator.scaler.load_state_dict(state["scaler"])
+        except (RuntimeError, LookupError, TypeError, ValueError, AttributeError) as error:
+            raise checkpoint.no_checkpoint(self.job.folder, error) from None
         self.step, self.seconds = state["step"], state["seconds"]
 
     def state(self) -> dict[str, Any]:
@@ -327,4 +342,6 @@ def _difference(found: Mapping[str, Any], now: Mapping[str, Any]) -> str:
         return f"its classes were {len(found['labels'])} ({', '.join(found['labels'][:5])}), other ones than now"
     if found["pictures"] != now["pictures"]:
         return f"it had {found['pictures']} training pictures, now {now['pictures']}"
-    return "its pictures, their order or their classes were others"
+    if found["sha256"] != now["sha256"]:
+        return "its pictures, their order or their classes were others"
+    return "its test pictures were others"
