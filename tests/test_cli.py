@@ -16,6 +16,7 @@ from click.testing import CliRunner
 import zoo
 from zoo import hub, registry
 from zoo.cli import main
+from zoo.training import result
 
 ROOT = Path(__file__).resolve().parents[1]
 DIGITS = ROOT / "tests" / "assets" / "digits"
@@ -278,3 +279,15 @@ def test_interrupting_before_anything_began(monkeypatch, call):
 
     monkeypatch.setattr(registry, "names", stop)
     fault(call("list"), 130, "interrupted")
+
+
+def test_exports_are_called_as_they_were_named_and_never_replace_each_other(call, tmp_path):
+    for part in ("one", "two/one"):
+        model = zoo.load("test-osa-vit", pretrained=False)
+        result.save_weights(model, tmp_path / part / "model.safetensors")
+        result.save_config(model, tmp_path / part / "config.json")
+    fault(call("export", "one", "two/one", "--onnx"), 2, "exports/one/model.onnx")
+    assert not (tmp_path / "exports").exists()
+    done = call("export", "one/", "--onnx")
+    assert done.exit_code == 0, done.stderr
+    assert (tmp_path / "exports/one/model.onnx").is_file()

@@ -330,3 +330,12 @@ def test_all_digits_at_once(reader):
 def test_a_picture_and_its_negative_get_the_same_answer(reader):
     digit = open_image(DIGITS / "0.png")
     assert predict(reader, digit) == predict(reader, Image.fromarray(255 - np.asarray(digit)))
+
+
+@pytest.mark.parametrize("how", [{"num_classes": 0}, {"features_only": True, "out_indices": [1]}])
+def test_features_are_no_answer(how):
+    model = zoo.load("test-osa-vit", pretrained=False, **how)
+    with pytest.raises(UsageError, match="no head"):
+        zoo.predict(model, DIGITS / "7.png")
+    with pytest.raises(UsageError, match="no head"):
+        next(predict_files(model, [DIGITS / "7.png"]))

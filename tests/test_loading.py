@@ -249,6 +249,43 @@ def test_a_foreign_architecture_in_a_folder(folder):
         zoo.load(folder)
 
 
+@pytest.mark.parametrize(
+    ("part", "key", "value"),
+    [
+        ("pretrained_cfg", "std", [0]),
+        ("pretrained_cfg", "mean", "grey"),
+        ("pretrained_cfg", "crop_pct", "x"),
+        ("pretrained_cfg", "interpolation", 7),
+        ("pretrained_cfg", "input_size", [1, 0, 28]),
+        ("pretrained_cfg", "label_names", ["a", "b"]),
+        ("model_args", "act_layer", "foo"),
+        ("model_args", "alpha", "x"),
+    ],
+)
+def test_a_config_that_makes_no_sense_is_damaged_and_named(part, key, value, folder):
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    config.setdefault(part, {})[key] = value
+    path.write_text(json.dumps(config))
+    with pytest.raises(DamagedError, match=r"config\.json"):
+        zoo.load(folder)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"num_classes": -1}, "num_classes"),
+        ({"num_classes": 2.5}, "num_classes"),
+        ({"act_layer": "foo"}, "foo"),
+        ({"checkpoint_path": "/nowhere"}, "checkpoint_path"),
+    ],
+)
+def test_an_argument_that_makes_no_sense_is_the_callers(arguments, words, folder):
+    for name in (folder, "test-osa-vit"):
+        with pytest.raises(UsageError, match=words):
+            zoo.load(name, pretrained=False, **arguments)
+
+
 def test_weights_of_another_model(folder):
     safetensors.torch.save_file({"a": torch.ones(2)}, folder / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(DamagedError, match="do not fit") as caught:

@@ -265,7 +265,12 @@ def eval_(name: str, batch: int, data: str | None, data_dir: str | None, device:
 @click.argument("names", nargs=-1, metavar="[NAME]...")
 @click.option("--onnx", is_flag=True, help="One ONNX file a model, checked against torch before it gets its name.")
 @click.option(
-    "-o", "--output", type=click.Path(), default="exports", show_default=True, help="Folder for NAME/model.onnx."
+    "-o",
+    "--output",
+    type=click.Path(),
+    default="exports",
+    show_default=True,
+    help="Folder for NAME/model.onnx, NAME the last part of a folder's.",
 )
 @click.option("--opset", type=int, default=20, show_default=True, help="Version of the ONNX operators, 18 to 23.")
 @_DATA_DIR
@@ -273,17 +278,20 @@ def eval_(name: str, batch: int, data: str | None, data_dir: str | None, device:
 def export(names: tuple[str, ...], onnx: bool, output: str, opset: int, data_dir: str | None, as_json: bool) -> None:
     """Export the models NAMES, or all whose weights are at hand, to OUTPUT/NAME/model.onnx."""
     from zoo.export import to_onnx
-    from zoo.loading import facts, load
+    from zoo.loading import load
 
     if not onnx:
         raise UsageError("say what to export to: --onnx")
     chosen = names or _at_hand()
     if not chosen:
         raise NotFoundError("no model has its weights at hand; `zoo train NAME` makes some")
+    targets = [Path(output) / _last_part(name) / "model.onnx" for name in chosen]
+    twice = [str(target) for target in dict.fromkeys(targets) if targets.count(target) > 1]
+    if twice:
+        raise UsageError(f"two of these would be written to {twice[0]}; export them one by one, each to its own -o")
     reports = []
-    for name in chosen:
+    for name, path in zip(chosen, targets, strict=True):
         model = load(name)
-        path = Path(output) / facts(model)["zoo_name"] / "model.onnx"
         report = to_onnx(model, path, opset=opset, samples=_samples(model, data_dir))
         reports.append(report.to_dict())
         if not as_json:
@@ -291,6 +299,15 @@ def export(names: tuple[str, ...], onnx: bool, output: str, opset: int, data_dir
             click.echo(f"zoo: {report}", err=True)
     if as_json:
         print_json(reports)
+
+
+def _last_part(name: str) -> str:
+    """What a model's export is called: its name, or the last part of its folder or Hub id, without the revision."""
+    from zoo.loading import HUB_PREFIX
+
+    if name.startswith(HUB_PREFIX):
+        return name.partition("@")[0].rpartition("/")[2]
+    return name if name in registry.entries() else Path(name).resolve().name
 
 
 def _at_hand() -> tuple[str, ...]:

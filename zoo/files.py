@@ -23,6 +23,8 @@ _REFUSED = {
     errno.EINVAL, errno.ENOENT, errno.ELOOP,
 }  # fmt: skip
 
+_TEMPORARY = re.compile(r"\..*\.[0-9a-f]{16}\.tmp")
+
 
 @contextlib.contextmanager
 def atomic(path: str | os.PathLike[str]) -> Iterator[Path]:
@@ -72,6 +74,11 @@ def staged(path: str | os.PathLike[str]) -> Iterator[Path]:
                 file.replace(path.with_name(file.name))
         finally:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def is_temporary(path: Path) -> bool:
+    """Whether `path` has a name as `atomic` gives it, so that a kill in the middle of a write has left it."""
+    return _TEMPORARY.fullmatch(path.name) is not None
 
 
 def write_text(path: Path, text: str) -> None:

@@ -66,6 +66,7 @@ def predict(model: nn.Module, source: Source, *, top: int = 5) -> list[tuple[str
         `top` is less than 1.
     """
     _check_top(top)
+    _check_head(model)
     preprocessing = Preprocessing.of(model)
     logits = _logits(model, preprocessing, preprocessing.pixels(open_image(source)).unsqueeze(0))[0]
     if not torch.isfinite(logits).all():
@@ -83,6 +84,7 @@ def predict_files(
     _check_top(top)
     if batch_size < 1:
         raise UsageError(f"the batch size has to be 1 or more, got {batch_size}")
+    _check_head(model)
     preprocessing = Preprocessing.of(model)
     rest = iter(files)
     while chunk := list(islice(rest, batch_size)):
@@ -166,6 +168,12 @@ def _natural(path: Path) -> list[tuple[int, int, str]]:
 def _check_top(top: int) -> None:
     if top < 1:
         raise UsageError(f"top has to be 1 or more, got {top}")
+
+
+def _check_head(model: nn.Module) -> None:
+    """UsageError for a model that gives features: the softmax of those would look like an answer."""
+    if not getattr(model, "num_classes", 0):
+        raise UsageError("this model has no head and names no classes; load it without num_classes=0 or features_only")
 
 
 @torch.inference_mode()

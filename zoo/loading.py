@@ -10,17 +10,30 @@ import warnings
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
 import timm
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from zoo import hub, registry
-from zoo.errors import DamagedError, DeviceError, NotFoundError, UsageError
+from zoo.errors import DamagedError, DeviceError, NotFoundError, UsageError, ZooError
 from zoo.models import _language
 from zoo.models._build import OWN_FACTS, own_facts, timm_cfg
 
 HUB_PREFIX = "hf-hub:"
+
+
+class _Shown(msgspec.Struct, kw_only=True):
+    """What a stranger's `pretrained_cfg` says of pictures and classes, where it says it, in types that can be meant."""
+
+    input_size: tuple[registry.Size, registry.Size, registry.Size] | None = None
+    mean: tuple[float, ...] | float | None = None
+    std: tuple[registry.Above, ...] | registry.Above | None = None
+    crop_pct: registry.Above | None = None
+    interpolation: str | None = None
+    num_classes: int | None = None
+    label_names: list[str] | dict[str, str] | None = None
 
 
 def load(
@@ -155,12 +168,20 @@ def _from_folder(folder: Path, pretrained: bool, model_args: dict[str, Any]) -> 
     config = _config(folder)
     if pretrained:
         hub.check_safetensors(folder / hub.WEIGHTS_FILE)
-    if "model_type" in config:  # transformers' form, where timm's has an architecture
-        model: nn.Module = _language.from_config(folder, config, model_args)
+    language = "model_type" in config  # transformers' form, where timm's has an architecture
+    try:
+        if language:
+            model: nn.Module = _language.from_config(folder, config, model_args)
+        else:
+            model = _create(f"local-dir:{folder}", pretrained, model_args, shown=config["architecture"])
+    except UsageError as error:
+        if model_args:
+            raise
+        raise DamagedError(f"{folder / 'config.json'} describes no model: {error}") from error
+    if language:
         if pretrained:
             _fill(model, folder / hub.WEIGHTS_FILE)
         return model
-    model = _create(f"local-dir:{folder}", pretrained, model_args, shown=config["architecture"])
     if pretrained:
         _check_types(model, folder / hub.WEIGHTS_FILE)
     own = dict(config.get("zoo", {}))
@@ -177,11 +198,17 @@ def _config(folder: Path) -> dict[str, Any]:
         config = json.loads(path.read_text(encoding="utf-8"))
         if isinstance(config.get("model_type"), str) and isinstance(config.get("zoo", {}), dict):
             return config
-        dict(config.get("zoo", {}))
-        if not isinstance(config["architecture"], str) or not isinstance(config["pretrained_cfg"], dict):
+        cfg, architecture = config["pretrained_cfg"], config["architecture"]
+        if not isinstance(architecture, str) or not isinstance(cfg, dict):
             raise TypeError("architecture is a text and pretrained_cfg a mapping")
-        if not isinstance(config.get("model_args", {}), dict):
-            raise TypeError("model_args is a mapping")
+        if not isinstance(config.get("model_args", {}), dict) or not isinstance(config.get("zoo", {}), dict):
+            raise TypeError("model_args and zoo are mappings")
+        msgspec.convert({key: cfg[key] for key in _Shown.__struct_fields__ if cfg.get(key) is not None}, _Shown)
+        named, classes = cfg.get("label_names"), cfg.get("num_classes")
+        if named is not None and classes is not None and len(named) != classes:
+            raise ValueError(f"{len(named)} label_names for {classes} classes")
+        if not timm.is_model(architecture):
+            raise ValueError(f"there is no architecture {architecture!r}")
         return config
     except FileNotFoundError:
         if (folder / "checkpoint.pt").is_file():
@@ -204,6 +231,11 @@ def _check_types(model: nn.Module, path: Path) -> None:
 def _create(name: str, pretrained: bool, model_args: dict[str, Any], shown: str = "", **kwargs: Any) -> nn.Module:
     """timm's `create_model`, its errors turned into lines for the person at the keyboard."""
     shown = shown or name
+    if "checkpoint_path" in model_args:
+        raise UsageError("checkpoint_path is none of these arguments; name the folder that holds the weights instead")
+    classes = model_args.get("num_classes", 0)
+    if classes is not None and (not isinstance(classes, int) or classes < 0):
+        raise UsageError(f"num_classes has to be a whole number from 0 on, got {classes!r}")
     dropped = sorted(key for key, value in model_args.items() if value is None)
     if dropped:  # timm leaves such arguments out without a word, and the default would be taken for what was asked
         raise UsageError(f"{dropped[0]} cannot be None here; leave it out, and {shown} has its default")
@@ -213,9 +245,9 @@ def _create(name: str, pretrained: bool, model_args: dict[str, Any], shown: str 
         unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
         why = f"it has no {unknown[1]!r}" if unknown else _line(error)
         raise UsageError(f"{shown} does not take these arguments: {why}") from error
-    except (AssertionError, ValueError, IndexError) as error:
-        if isinstance(error, UsageError):
-            raise
+    except ZooError:
+        raise
+    except (AssertionError, ValueError, LookupError, AttributeError) as error:
         raise UsageError(f"{shown} cannot be built with {model_args}: {_line(error)}") from error
     except SafetensorError as error:
         raise DamagedError(f"the weights of {shown} cannot be read: {_line(error)}; fetch them again") from error

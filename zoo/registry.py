@@ -25,6 +25,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 Fraction = Annotated[float, msgspec.Meta(gt=0, le=1)]
 Size = Annotated[int, msgspec.Meta(ge=1)]
+Above = Annotated[float, msgspec.Meta(gt=0)]
 Hash256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 Commit = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{40}$")]
 
@@ -41,7 +42,7 @@ class Preprocess(_Facts, frozen=True):
 
     input_size: tuple[Size, Size, Size]
     mean: tuple[float, ...]
-    std: tuple[Annotated[float, msgspec.Meta(gt=0)], ...]
+    std: tuple[Above, ...]
     interpolation: Literal["nearest", "bilinear", "bicubic"] = "bilinear"
     crop_pct: Fraction = 1.0
     crop_mode: Literal["center", "squash", "border"] = "center"

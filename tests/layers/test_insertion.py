@@ -329,6 +329,9 @@ def test_what_is_left_as_it_is():
     assert insert_newton_schulz(timm_vit(), skip="blocks.[1-9].attn").names == ["blocks.0.attn"]
     with pytest.raises(UsageError, match=r"skip: 'blocks\.9\.attn' is the name of no attention"):
         insert_newton_schulz(timm_vit(), skip=["blocks.9.attn"])
+    for skip in (None, [1], 7):
+        with pytest.raises(UsageError, match="skip: names of attentions"):
+            insert_newton_schulz(timm_vit(), skip=skip)
 
 
 class Strange(Attention):

@@ -28,14 +28,18 @@ class Dataset:
     """How an image set is read: from a folder of its own files, or from its repository on the Hub."""
 
     repository: str
+    test_size: int  # pictures in the whole test set
     from_folder: Callable[[Path, str], ImageArrays]
     from_hub: Callable[[str, bool], ImageArrays]
 
 
 # By the name that the registry uses.
 DATASETS = {
-    "mnist": Dataset(mnist.HUB_REPOSITORY, mnist.read_folder, mnist.read_hub),
-    **{one.name: Dataset(one.repository, one.read_folder, one.read_hub) for one in (cifar.CIFAR10, cifar.CIFAR100)},
+    "mnist": Dataset(mnist.HUB_REPOSITORY, 10_000, mnist.read_folder, mnist.read_hub),
+    **{
+        one.name: Dataset(one.repository, 10_000, one.read_folder, one.read_hub)
+        for one in (cifar.CIFAR10, cifar.CIFAR100)
+    },
 }
 
 # Before the path of a folder of class folders, in place of a name.
@@ -67,11 +71,12 @@ def open_dataset(
     Raises
     ------
     NotFoundError
-        The folder, or the data set in it, is not there, or the Hub cannot give it; the message says both ways.
+        No such data set; the folder, or the data set in it, is not there, or the Hub cannot give it: the message says
+        both ways.
     DamagedError
         Its files cannot be read, or are not those of the set.
     UsageError
-        No such data set or split, or an image folder without `pixels`.
+        No such split, or an image folder without `pixels`.
     """
     if split not in ("train", "test"):
         raise UsageError(f"unknown split {split!r}; there are train and test")
@@ -83,7 +88,7 @@ def open_dataset(
             raise UsageError(f"the pictures in {folder} have any size; pass pixels=Preprocessing.of(model).pixels")
         return read_image_folder(Path(folder).expanduser(), split, pixels)
     if name not in DATASETS:
-        raise UsageError(f"unknown data set {name!r}; the zoo reads {', '.join(DATASETS)} and {IMAGE_FOLDER}DIR")
+        raise NotFoundError(f"unknown data set {name!r}; the zoo reads {', '.join(DATASETS)} and {IMAGE_FOLDER}DIR")
     dataset = DATASETS[name]
     named = data_dir or os.environ.get("ZOO_DATA")
     if not named:

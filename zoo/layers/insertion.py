@@ -100,7 +100,10 @@ def insert_newton_schulz(
         raise UsageError(f"a model is an nn.Module, not {type(model).__name__}")
     places: dict[str, tuple[nn.Module, _Transformation]] = {}
     hooks: dict[nn.Module, _Transformation] = {}
-    for name, module in _wanted(model, [skip] if isinstance(skip, str) else list(skip)):
+    patterns = [skip] if isinstance(skip, str) else list(skip) if isinstance(skip, Iterable) else [skip]
+    if not all(isinstance(pattern, str) for pattern in patterns):
+        raise UsageError(f"skip: names of attentions are needed, got {skip!r}")
+    for name, module in _wanted(model, patterns):
         target, heads = _merged(name, module)
         _untouched(name, module, target)
         ours = _Transformation(heads, steps, (coefficients[0], coefficients[1], coefficients[2]), eps)

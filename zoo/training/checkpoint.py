@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +11,14 @@ from zoo.errors import DamagedError, one_line
 from zoo.files import atomic
 
 FILE = "checkpoint.pt"
-KEYS = frozenset(
-    (
-        *("name", "data", "data_facts", "init", "recipe_name", "recipe", "model_args", "processes"),
-        *("step", "seconds", "model", "optimizer", "schedule", "scaler"),
-    )
-)
+_KINDS: dict[str, type | tuple[type, ...]] = {
+    **dict.fromkeys(("name", "recipe_name"), str),
+    **dict.fromkeys(("data", "init"), (str, type(None))),
+    **dict.fromkeys(("data_facts", "recipe", "model_args", "model", "optimizer", "schedule"), dict),
+    **dict.fromkeys(("processes", "step"), int),
+    "seconds": (int, float),
+    "scaler": (dict, type(None)),
+}
 
 
 def save(folder: Path, state: dict[str, Any]) -> None:
@@ -31,12 +32,20 @@ def load(folder: Path) -> dict[str, Any]:
     path = folder / FILE
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
-        if not isinstance(state, dict) or not state.keys() >= KEYS:
+        if not isinstance(state, dict) or not state.keys() >= _KINDS.keys():
             raise ValueError("it is another kind of file")
+        wrong = [key for key, kind in _KINDS.items() if not isinstance(state[key], kind)]
+        if wrong:
+            raise ValueError(f"its {wrong[0]} is of the type {type(state[wrong[0]]).__name__}")
         return state
-    except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
-        line = one_line(error)[:200]
-        raise DamagedError(f"{path} is no checkpoint of a training ({line}); start again with --overwrite") from None
+    except Exception as error:  # what torch raises for a file of anything has no common kind
+        raise no_checkpoint(folder, error) from None
+
+
+def no_checkpoint(folder: Path, error: Exception) -> DamagedError:
+    """That the checkpoint in `folder` cannot be gone on from, and why."""
+    reason = one_line(error)[:200] or type(error).__name__
+    return DamagedError(f"{folder / FILE} is no checkpoint of a training ({reason}); start again with --overwrite")
 
 
 def there(folder: Path) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from zoo.data import ImageArrays, open_dataset
+from zoo.data import DATASETS, ImageArrays, open_dataset
 from zoo.data.preprocessing import Preprocessing
 from zoo.data.text import open_text, words_of
 from zoo.data.tokenizers import encode, tokenizer_of
@@ -91,6 +92,8 @@ def evaluate_named(
     """
     if batch_size is not None and batch_size < 1:
         raise UsageError(f"the batch size has to be 1 or more, got {batch_size}")
+    if data == "":
+        raise UsageError("--data is empty; leave it out, or name a data set")
     model = load(name, device=device)
     text = isinstance(model, PreTrainedModel)
     dataset = data or facts(model).get("dataset")
@@ -113,6 +116,9 @@ def evaluate_named(
             f"{_first_labels(arrays.labels)}; train on it first:"
             f" zoo train {facts(model)['zoo_name']} --data {dataset} --init {name}"
         )
+    whole = DATASETS[dataset].test_size if dataset in DATASETS else len(arrays)
+    if len(arrays) != whole:
+        warnings.warn(f"{dataset} has {len(arrays)} test pictures here, the whole set {whole}", stacklevel=2)
     with progress_bar(len(arrays), 0, name, shown=progress, unit="picture") as bar:
         return evaluate(model, arrays, batch_size=batch_size or 256, report=bar.update)
 

@@ -10,10 +10,12 @@ from typing import IO, Any
 
 import msgspec
 
+from zoo import registry
 from zoo.data import IMAGE_FOLDER
 from zoo.data.text import TEXT_FILE
-from zoo.errors import NotFoundError, UsageError
-from zoo.training import checkpoint, recipes, result
+from zoo.errors import DamagedError, NotFoundError, UsageError
+from zoo.files import is_temporary
+from zoo.training import checkpoint, log, recipes, result
 from zoo.training.job import Job
 
 try:
@@ -48,7 +50,18 @@ def inspect(folder: Path, *, resume: bool, overwrite: bool) -> dict[str, Any] | 
     if (unfinished or finished) and not overwrite:
         what = "an unfinished training; --resume goes on with it," if unfinished else "a finished training;"
         raise UsageError(f"{folder} holds {what} --overwrite discards it, --output names another folder")
+    strange = [name for name in result.FILES if (folder / name).exists() and not _begun(folder / name)]
+    if strange and not overwrite:
+        raise UsageError(
+            f"{folder} holds {', '.join(strange)}, which a training would replace; --output names another folder,"
+            " --overwrite discards what is there"
+        )
     return None
+
+
+def _begun(path: Path) -> bool:
+    """Whether `path` is the log of a training that ended before its first checkpoint, and nothing is lost with it."""
+    return path.name == log.FILE and "recipe_name" in next(iter(log.read(path)), {})
 
 
 @contextlib.contextmanager
@@ -87,7 +100,7 @@ def clear(folder: Path, *, keep: bool) -> None:
     """Remove what a kill in the middle of a write left in `folder`; without `keep`, an earlier training too."""
     with _writing_to(folder):
         earlier = [] if keep else [folder / name for name in (checkpoint.FILE, *result.FILES)]
-        for path in [*folder.glob(".*.tmp"), *earlier]:
+        for path in [*filter(is_temporary, folder.glob(".*.tmp")), *earlier]:
             path.unlink(missing_ok=True)
 
 
@@ -112,12 +125,20 @@ def job_of(
 
     `given` are the settings named on resuming, `asked` what else was named, None where nothing was: they may repeat
     what the checkpoint says, not contradict it. But a folder of pictures, or a text, may have moved, and `storage` may
-    change.
+    change. DamagedError where this version has no such recipe.
     """
-    recipe = recipes.stored(state["recipe_name"], state["recipe"])
+    try:
+        recipe = recipes.stored(state["recipe_name"], state["recipe"])
+    except (NotFoundError, msgspec.ValidationError) as error:
+        raise DamagedError(
+            f"the checkpoint in {folder} is none of this version ({error}); resume it with the one that made it, or"
+            " start anew with --overwrite"
+        ) from None
     if "storage" in given:
         recipe = recipes.override(recipe, {"storage": given["storage"]})
     data = state["data"]
+    if data is None and asked["data"] == registry.get(name).dataset:
+        asked = {**asked, "data": None}  # the entry's own data set, by its name
     for kind in (IMAGE_FOLDER, TEXT_FILE):
         if all((one or "").startswith(kind) for one in (data, asked["data"])):
             data = asked["data"]

@@ -39,7 +39,12 @@ class ImageTask(Task):
         self.model, self.data, self.test = model_and_data(job, resumed=resumed)
         self.preprocessing = Preprocessing.of(self.model)
         self.size, self.repeats = len(self.data), self.recipe.repeats
-        self.data_facts = {"labels": list(self.data.labels), "pictures": self.size, "sha256": self.data.sha256()}
+        self.data_facts = {
+            "labels": list(self.data.labels),
+            "pictures": self.size,
+            "sha256": self.data.sha256(),
+            "test": self.test.sha256(),
+        }
 
     def to(self, device: torch.device) -> None:
         """Move the pictures to learn from."""
@@ -51,13 +56,15 @@ class ImageTask(Task):
         return f"{self.job.dataset}: {sizes}, {len(self.data.labels)} classes"
 
     def difference(self, found: Mapping[str, Any]) -> str:
-        """Classes, number, or the pictures themselves."""
+        """Classes, number, the pictures themselves, or those to test on."""
         if found["labels"] != self.data_facts["labels"]:
             first = ", ".join(found["labels"][:5])
             return f"its classes were {len(found['labels'])} ({first}), other ones than now"
         if found["pictures"] != self.size:
             return f"it had {found['pictures']} training pictures, now {self.size}"
-        return "its pictures, their order or their classes were others"
+        if found["sha256"] != self.data_facts["sha256"]:
+            return "its pictures, their order or their classes were others"
+        return "its test pictures were others"
 
     def loss(self, model: nn.Module, index: Tensor, generator: torch.Generator) -> Tensor:
         """Cross-entropy in nats of the pictures `index`, augmented."""
@@ -163,13 +170,17 @@ def _hold_out(data: ImageArrays, count: int) -> tuple[ImageArrays, ImageArrays]:
 
 
 def _start_from(model: nn.Module, job: Job) -> None:
-    """Load the weights of `job.init`, all but a head of another number of classes."""
+    """Load the weights of `job.init`, all but the head where it has other classes, in number or by name."""
     assert job.init is not None
     arguments = {**registry.get(job.name).arguments, **job.model_args}
-    source = load(job.init, **{key: value for key, value in arguments.items() if key in _ADAPTED}).state_dict()
-    own = model.state_dict()
+    origin = load(job.init, **{key: value for key, value in arguments.items() if key in _ADAPTED})
+    source, own = origin.state_dict(), model.state_dict()
     head = f"{facts(model)['classifier']}."
-    new = {key for key in own if key.startswith(head) and key in source and own[key].shape != source[key].shape}
+    theirs, ours = (list(facts(one).get("label_names") or ()) for one in (origin, model))
+    others = bool(theirs and ours and theirs != ours)
+    new = {
+        key for key in own if key.startswith(head) and key in source and (others or own[key].shape != source[key].shape)
+    }
     strange = [key for key in own if key not in new and (key not in source or own[key].shape != source[key].shape)]
     if strange or source.keys() - own.keys():
         first = (strange or sorted(source.keys() - own.keys()))[0]

@@ -54,7 +54,8 @@ class TextTask(Task):
         whole = self.tokens // self.context
         self.size = min(self.recipe.samples or whole, whole)
         self.per_sample = self.context
-        self.data_facts = {"tokens": self.tokens, "sha256": hashlib.sha256(self.ids["train"].numpy().data).hexdigest()}
+        digests = {split: hashlib.sha256(ids.numpy().data).hexdigest() for split, ids in self.ids.items()}
+        self.data_facts = {"tokens": self.tokens, "sha256": digests}
         for key in ("bos_token_id", "eos_token_id", "pad_token_id"):
             setattr(model.config, key, getattr(self.tokenizer, key))
             setattr(model.generation_config, key, getattr(self.tokenizer, key))
@@ -75,7 +76,8 @@ class TextTask(Task):
         """The number of tokens, or the tokens themselves."""
         if found["tokens"] != self.tokens:
             return f"it had {found['tokens']} training tokens, now {self.tokens}"
-        return "its tokens were others"
+        changed = [split for split, digest in self.data_facts["sha256"].items() if found["sha256"][split] != digest]
+        return f"its {changed[0]} tokens were others"
 
     def loss(self, model: nn.Module, index: Tensor, generator: torch.Generator) -> Tensor:
         """Cross-entropy in nats of the next token, over all tokens of the sequences `index`."""

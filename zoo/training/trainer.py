@@ -89,7 +89,12 @@ def train(
     entry = registry.get(name)
     given = dict(settings or {}) | ({"precision": precision} if precision is not None else {})
     place = resolve_device(device)
+    for option, text in (("--output", output), ("--recipe", recipe), ("--init", init)):
+        if text is not None and not str(text).strip():
+            raise UsageError(f"{option} is empty; leave it out, or say which")
     folder = Path(output or Path("runs") / name)
+    if init is not None and not resume and folder.is_dir() and Path(init).is_dir() and folder.samefile(init):
+        raise UsageError(f"the weights in {init} cannot be start and result at once; --output names another folder")
     state = inspect(folder, resume=resume, overwrite=overwrite)
     if state is None:
         chosen = recipe or entry.recipe
@@ -150,16 +155,21 @@ class _Run:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on where `state`, which `state()` made, stands; UsageError where the data are no longer the same."""
         found = state["data_facts"]
+        if found.keys() != self.task.data_facts.keys() or not 0 <= state["step"] < self.total:
+            raise checkpoint.no_checkpoint(self.job.folder, ValueError("another version made it"))
         if found != self.task.data_facts:
             raise UsageError(
                 f"{self.job.dataset} is not what this training began with: {self.task.difference(found)}; bring it"
                 " back, or start anew with --overwrite"
             )
-        self.bare.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.schedule.load_state_dict(state["schedule"])
-        if self.accelerator.scaler is not None:
-            self.accelerator.scaler.load_state_dict(state["scaler"])
+        try:
+            self.bare.load_state_dict(state["model"])
+            self.optimizer.load_state_dict(state["optimizer"])
+            self.schedule.load_state_dict(state["schedule"])
+            if self.accelerator.scaler is not None:
+                self.accelerator.scaler.load_state_dict(state["scaler"])
+        except (RuntimeError, LookupError, TypeError, ValueError, AttributeError) as error:
+            raise checkpoint.no_checkpoint(self.job.folder, error) from None
         self.step, self.seconds = state["step"], state["seconds"]
 
     def state(self) -> dict[str, Any]:
