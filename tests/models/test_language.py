@@ -331,7 +331,11 @@ def test_bfloat16_is_near_float32_and_positions_keep_their_precision(arm: str) -
 
 
 @pytest.mark.parametrize(
-    "name", ["mgt-lm-48L", "std-lm-48L", "std-lm-48L-post", pytest.param("mgt-lm-100L", marks=pytest.mark.slow)]
+    "name",
+    [
+        "mgt-lm-48L",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("mgt-lm-100L", "std-lm-48L", "std-lm-48L-post")),
+    ],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_a_deep_model_starts_with_finite_loss_and_gradients_at_2048_tokens(name: str, dtype: torch.dtype) -> None:
