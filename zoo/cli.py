@@ -126,18 +126,7 @@ def predict(name: str, files: tuple[str, ...], top: int | None, device: str, as_
 @click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True, help="Of the draws.")
 @_DEVICE
 @_JSON
-def generate(
-    name: str,
-    prompt: str,
-    max_new_tokens: int,
-    temperature: float,
-    top_k: int,
-    top_p: float | None,
-    stop: tuple[str, ...],
-    seed: int,
-    device: str,
-    as_json: bool,
-) -> None:
+def generate(name: str, prompt: str, device: str, as_json: bool, **options: Any) -> None:
     """Go on after PROMPT by the language model NAME, on stdout as it comes; "-" reads the prompt from stdin.
 
     An empty prompt starts a text.
@@ -154,17 +143,7 @@ def generate(
         click.echo("".join((*unsaid, piece)), nl=False)
         unsaid.clear()
 
-    answer = continuation(
-        model,
-        prompt,
-        max_new_tokens=max_new_tokens,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        stop=stop,
-        seed=seed,
-        stream=None if as_json else say,
-    )
+    answer = continuation(model, prompt, stream=None if as_json else say, **options)
     if as_json:
         print_json(answer.to_dict())
         return
@@ -193,50 +172,19 @@ def generate(
 )
 @click.option("--stop-after", type=click.IntRange(min=1), metavar="STEPS", help="Stop early and leave a checkpoint.")
 @_JSON
-def train(
-    name: str,
-    output: str | None,
-    data_dir: str | None,
-    device: str,
-    precision: str | None,
-    resume: bool,
-    overwrite: bool,
-    recipe: str | None,
-    data: str | None,
-    init: str | None,
-    settings: tuple[str, ...],
-    stop_after: int | None,
-    as_json: bool,
-) -> None:
+def train(name: str, output: str | None, settings: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Train the model NAME by its recipe. Ctrl-C stops cleanly; --resume goes on, bit for bit."""
     from zoo import training
 
-    results = training.train(
-        name,
-        output=output,
-        data_dir=data_dir,
-        device=device,
-        precision=precision,
-        resume=resume,
-        overwrite=overwrite,
-        recipe=recipe,
-        data=data,
-        init=init,
-        settings=read_settings(settings),
-        stop_after=stop_after,
-        progress=True,
-    )
+    results = training.train(name, output=output, settings=read_settings(settings), progress=True, **options)
     if os.environ.get("RANK", "0") != "0":
         return  # of several processes one speaks
     if as_json:
         print_json(results)
     else:
         folder = output or Path("runs") / name
-        figures = (
-            f"{key} {results[key]:.2f}"
-            for key in ("top1", "accuracy", "perplexity", "word_perplexity")
-            if key in results
-        )
+        known = ("top1", "accuracy", "perplexity", "word_perplexity")
+        figures = (f"{key} {results[key]:.2f}" for key in known if key in results)
         click.echo("\t".join((str(folder), *figures, f"loss {results['loss']:.4f}")))
 
 
