@@ -190,23 +190,30 @@ def train(name: str, output: str | None, settings: tuple[str, ...], as_json: boo
 
 @main.command("eval")
 @click.argument("name")
-@click.option("--batch", type=click.IntRange(min=1), default=256, show_default=True, help="Pictures at a time.")
+@click.option(
+    "--batch", "batch_size", type=click.IntRange(min=1), help="At a time.  [default: 256 pictures; 8 windows]"
+)
+@click.option("--split", default="test", show_default=True, help="test, or of a text validation or train.")
+@click.option("--context", type=click.IntRange(min=1), help="Window of a language model.  [default: as it was trained]")
+@click.option("--stride", type=click.IntRange(min=1), help="By how many tokens it moves.  [default: half of it]")
 @_DATA
 @_DATA_DIR
 @_DEVICE
 @_JSON
-def eval_(name: str, batch: int, data: str | None, data_dir: str | None, device: str, as_json: bool) -> None:
-    """Recompute the figure of the model NAME on its test set, from weights and data."""
+def eval_(name: str, as_json: bool, **options: Any) -> None:
+    """Recompute the figure of the model NAME on its test set, from weights and data.
+
+    Of an image model top-1; of a language model the perplexity of a token and of a word of the raw text.
+    """
     from zoo import training
 
-    figures = training.evaluate_named(
-        name, batch_size=batch, data_dir=data_dir, device=device, data=data, progress=sys.stderr.isatty()
-    ).to_dict()
+    figures = training.evaluate_named(name, progress=sys.stderr.isatty(), **options).to_dict()
     if as_json:
         print_json(figures)
     else:
+        width = max(map(len, figures)) + 1
         for key, value in figures.items():
-            click.echo(f"{key:8} {value:.4f}" if isinstance(value, float) else f"{key:8} {value}")
+            click.echo(f"{key:{width}}{value:.4f}" if isinstance(value, float) else f"{key:{width}}{value}")
 
 
 @main.command()

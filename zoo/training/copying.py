@@ -56,8 +56,10 @@ def sequences(count: int, length: int, seed: int) -> Tensor:
 def evaluate_copy(model: nn.Module, context: int, split: str = "test", *, batch_size: int = 50) -> CopyEvaluation:
     """How many tokens of the second halves of 500 sequences `model` finds, each with the right ones before it.
 
-    Raises DamagedError when the model answers with NaN.
+    Raises UsageError for another split than validation and test, DamagedError when the model answers with NaN.
     """
+    if split not in _SEEDS:
+        raise UsageError(f"the copy task is tested on {' or '.join(_SEEDS)}, not on {split!r}")
     rows = sequences(_HELD_OUT, context, _SEEDS[split])
     device = next(model.parameters()).device
     correct, loss = 0, 0.0
