@@ -134,6 +134,22 @@ RECIPES: dict[str, ImageRecipe | TextRecipe] = {
         test_every=6,
         storage="float16",
     ),
+    # Twice as long, and with small shifts, as the networks know their pictures after six epochs without.
+    "cifar-cpu-12": ImageRecipe(
+        epochs=12,
+        batch_size=32,
+        lr=5e-4,
+        warmup=0.2,
+        flip=True,
+        shift=2,
+        drop_path=0.0,
+        fused_attention=False,
+        precision="bf16",
+        log_every=100,
+        save_every=250,
+        test_every=6,
+        storage="float16",
+    ),
     "test-cifar": ImageRecipe(
         epochs=1,
         batch_size=32,
