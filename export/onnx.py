@@ -17,7 +17,7 @@ from zoo.export.files import destination
 from zoo.export.samples import noise_for
 from zoo.export.validate import Validation, validate_onnx
 from zoo.files import staged
-from zoo.modes import evaluating
+from zoo.modes import evaluating, takes_text
 
 if TYPE_CHECKING:
     import torch
@@ -142,7 +142,7 @@ def _check_model(model: nn.Module) -> torch.device:
 
     if not isinstance(model, torch.nn.Module):
         raise UsageError(f"a torch module is needed, such as zoo.load gives, got {type(model).__name__}")
-    if hasattr(model, "generate"):
+    if takes_text(model):
         raise UsageError("this is a language model; only image models are exported so far")
     place = torch.device("cpu")
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):

@@ -9,8 +9,6 @@ import json
 import sys
 from pathlib import Path
 
-import msgspec
-
 from zoo import hub, registry
 from zoo.files import copy, write_json, write_text
 from zoo.training import recipes, result
@@ -27,13 +25,15 @@ def adopt(folder: Path) -> None:
         raise SystemExit(f"{weights} is not the file that {folder / result.FILE} was measured on")
     if facts["trained_by"] != f"zoo train {facts['name']}":
         raise SystemExit(f"{folder} was trained by `{facts['trained_by']}`, which is not the recipe of its entry")
-    if msgspec.convert(facts["recipe"], recipes.ImageRecipe) != recipes.recipe(registry.get(facts["name"]).recipe):
+    recipe = registry.get(facts["name"]).recipe
+    if recipes.stored(facts["recipe_name"], facts["recipe"]) != recipes.recipe(recipe):
         raise SystemExit(f"{folder} was trained by another state of recipe {facts['recipe_name']} than the present one")
     # In the checkout the entry's name means these weights, so that is what measures them from now on.
     facts["command"] = f"zoo eval {facts['name']}"
     target = ROOT / "weights" / facts["name"]
-    for name in ("model.safetensors", "config.json", "log.jsonl"):
-        copy(folder / name, target / name)
+    for name in result.FILES:
+        if (folder / name).is_file():
+            copy(folder / name, target / name)
     write_text(target / "README.md", card(facts))
     write_json(target / result.FILE, facts)
     state(facts)
@@ -49,7 +49,8 @@ def state(facts: dict[str, object]) -> None:
         end -= 1
     kept = [line for line in lines[start:end] if not line.startswith(("  weights:", "  ours:"))]
     kept.append(f"  weights: {{sha256: {facts['sha256']}, bytes: {facts['bytes']}}}")
-    kept.append(f"  ours: {{metric: top1, value: {facts['top1']}, command: {facts['command']}}}")
+    metric = "top1" if "top1" in facts else "perplexity"
+    kept.append(f"  ours: {{metric: {metric}, value: {facts[metric]:.6g}, command: {facts['command']}}}")
     write_text(path, "\n".join([*lines[:start], *kept, *lines[end:]]) + "\n")
 
 

@@ -20,7 +20,7 @@ from zoo.training import result
 
 ROOT = Path(__file__).resolve().parents[1]
 DIGITS = ROOT / "tests" / "assets" / "digits"
-TRAINED = [name for name in registry.names() if hub.at_hand(registry.get(name))]
+TRAINED = [name for name in registry.names(task="image-classification") if hub.at_hand(registry.get(name))]
 
 
 @pytest.fixture

@@ -97,11 +97,15 @@ def test_pieces_that_come_early_are_the_text(model) -> None:
         assert all(pieces)
 
 
-def test_a_character_of_several_tokens_comes_whole(model, monkeypatch: pytest.MonkeyPatch) -> None:
-    tokenizer = zoo.tokenizer(model)
-    wanted = tokenizer(" 🙂ö!").input_ids
-    assert len(wanted) > 5
-    start = len(tokenizer("The").input_ids)
+@pytest.mark.parametrize(
+    ("stop", "text", "expected"),
+    [((), " 🙂ö!", [" ", "🙂", "ö", "!"]), (("b🙂",), "ab🙂", ["a"]), (("b🙂",), "abc🙂", ["a", "bc", "🙂"])],
+)
+def test_a_character_of_several_tokens_comes_whole_and_no_part_of_a_stop(
+    stop, text, expected, model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = zoo.tokenizer(model)(text).input_ids
+    assert len(wanted) > len(text)
 
     def forward(self: object, input_ids: torch.Tensor, cache: object = None, **_: object) -> object:
         from transformers.modeling_outputs import CausalLMOutputWithPast
@@ -114,8 +118,10 @@ def test_a_character_of_several_tokens_comes_whole(model, monkeypatch: pytest.Mo
     forward.step = 0
     monkeypatch.setattr(type(model), "forward", forward)
     pieces: list[str] = []
-    answer = continuation(model, "The", max_new_tokens=len(wanted), temperature=0, stream=pieces.append)
-    assert start and answer.text == " 🙂ö!" and pieces == [" ", "🙂", "ö", "!"]
+    answer = continuation(model, "The", max_new_tokens=len(wanted), temperature=0, stop=stop, stream=pieces.append)
+    assert answer.text == "".join(expected) == "".join(pieces)
+    assert "".join(pieces) == "".join(expected) and "\ufffd" not in "".join(pieces)
+    assert stop or pieces == expected
 
 
 @pytest.mark.parametrize(
@@ -140,10 +146,11 @@ def test_other_models_and_damaged_ones(folder: Path) -> None:
     with pytest.raises(UsageError, match="does not generate"):
         generate(zoo.load("test-osa-vit", pretrained=False), "The")
     broken = zoo.load(folder)
-    broken.model.norm.weight.data.fill_(torch.nan)
-    for temperature in (0.0, 1.0):
-        with pytest.raises(DamagedError, match="NaN"):
-            generate(broken, "The", temperature=temperature)
+    for value in (torch.nan, torch.inf):
+        broken.model.norm.weight.data.fill_(value)
+        for temperature in (0.0, 1.0):
+            with pytest.raises(DamagedError, match="NaN"):
+                generate(broken, "The", temperature=temperature)
 
 
 def test_the_command(folder: Path, run_zoo: Callable[..., subprocess.CompletedProcess[str]], model) -> None:
@@ -160,6 +167,7 @@ def test_the_command(folder: Path, run_zoo: Callable[..., subprocess.CompletedPr
         (["predict", folder, folder / "README.md"], 2),
         (["export", "--onnx", folder], 2),
         (["bench", "test-mgt-lm"], 2),
+        (["bench", folder], 2),
     ):
         done = run_zoo(*words)
         assert done.returncode == code and not done.stdout and done.stderr.count("\n") == 1, (words, done.stderr)

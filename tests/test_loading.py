@@ -18,8 +18,8 @@ from zoo.errors import DamagedError, DeviceError, NotFoundError, UsageError
 from zoo.training import result
 
 ROOT = Path(__file__).resolve().parents[1]
-TRAINED = [name for name in registry.names(hidden=True) if hub.at_hand(registry.get(name))]
-IMAGE = [name for name in registry.names(hidden=True) if registry.get(name).task == "image-classification"]
+IMAGE = registry.names(hidden=True, task="image-classification")
+TRAINED = [name for name in IMAGE if hub.at_hand(registry.get(name))]
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 ARMS = sorted(path.parent for path in (ROOT / "docs/results/osa-mnist").glob("*/results.json"))
 
 
-@pytest.mark.parametrize("script", ["figure_osa_mnist.py", "figure_ns_cifar.py"])
+@pytest.mark.parametrize("script", ["figure_osa_mnist.py", "figure_ns_cifar.py", "mgt_parameters.py"])
 def test_the_tables_are_those_of_the_logs(script: str) -> None:
     command = [sys.executable, str(ROOT / "scripts" / script), "--check"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
@@ -49,7 +49,7 @@ PUBLISHED = sorted((ROOT / "weights").glob("*/results.json"))
 def test_published_weights_were_trained_by_their_entry_s_recipe(path: Path) -> None:
     results = json.loads(path.read_text(encoding="utf-8"))
     recipe = recipes.recipe(registry.get(results["name"]).recipe)
-    assert msgspec.convert(results["recipe"], recipes.ImageRecipe) == recipe
+    assert recipes.stored(results["recipe_name"], results["recipe"]) == recipe
 
 
 @pytest.mark.parametrize("arm", NS_ARMS, ids=lambda arm: arm.name)

@@ -19,7 +19,9 @@ from zoo.errors import DamagedError, NotFoundError, UsageError
 
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 _DEVICE = click.option("--device", default="cpu", show_default=True, help="cpu, cuda, cuda:N or mps.")
-_DATA = click.option("--data", metavar="SET", help="Another data set: a name, or imagefolder:DIR of class folders.")
+_DATA = click.option(
+    "--data", metavar="SET", help="Another data set: a name, imagefolder:DIR of class folders, textfile:FILE."
+)
 _DATA_DIR = click.option(
     "--data-dir", type=click.Path(), help="Folder of the data set; else ZOO_DATA, else it is fetched from the Hub."
 )
@@ -184,7 +186,7 @@ def train(name: str, output: str | None, settings: tuple[str, ...], as_json: boo
     else:
         folder = output or Path("runs") / name
         known = ("top1", "accuracy", "perplexity", "word_perplexity")
-        figures = (f"{key} {results[key]:.2f}" for key in known if key in results)
+        figures = (f"{key} {results[key]:.2f}" for key in known if results.get(key) is not None)
         click.echo("\t".join((str(folder), *figures, f"loss {results['loss']:.4f}")))
 
 
@@ -213,6 +215,8 @@ def eval_(name: str, as_json: bool, **options: Any) -> None:
     else:
         width = max(map(len, figures)) + 1
         for key, value in figures.items():
+            if value is None:
+                continue
             click.echo(f"{key:{width}}{value:.4f}" if isinstance(value, float) else f"{key:{width}}{value}")
 
 
@@ -269,8 +273,7 @@ def _at_hand() -> tuple[str, ...]:
     """The models that a command without names takes: all image models whose weights can be had."""
     from zoo import hub
 
-    found = (registry.get(name) for name in registry.names())
-    return tuple(one.name for one in found if one.task == "image-classification" and hub.at_hand(one))
+    return tuple(name for name in registry.names(task="image-classification") if hub.at_hand(registry.get(name)))
 
 
 def _samples(model: Any, data_dir: str | None) -> Any:

@@ -10,7 +10,6 @@ import re
 import secrets
 import shutil
 import stat
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -65,7 +64,8 @@ def staged(path: str | os.PathLike[str]) -> Iterator[Path]:
     """
     path = Path(path)
     with _in_folder_of(path):
-        folder = Path(tempfile.mkdtemp(prefix=f".{path.stem[:32]}-", dir=path.parent))
+        folder = path.with_name(f".{path.stem[:32]}.{secrets.token_hex(8)}.tmp")
+        folder.mkdir(mode=0o700)
         try:
             yield folder / path.name
             # The named file goes last: whoever sees the new one also sees those that it names.
@@ -77,7 +77,7 @@ def staged(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def is_temporary(path: Path) -> bool:
-    """Whether `path` has a name as `atomic` gives it, so that a kill in the middle of a write has left it."""
+    """Whether `path` has a name as `atomic` and `staged` give it: a kill in the middle of a write has left it."""
     return _TEMPORARY.fullmatch(path.name) is not None
 
 

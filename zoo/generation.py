@@ -13,7 +13,7 @@ from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel, 
 
 from zoo.data.tokenizers import tokenizer_of
 from zoo.errors import DamagedError, UsageError
-from zoo.modes import evaluating
+from zoo.modes import evaluating, takes_text
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -86,7 +86,7 @@ def continuation(
     top_k : draw from the so many likeliest alone; None, or more than there are, from all.
     top_p : draw from the fewest tokens that have this share of the probability together; None from all.
     stop : texts at which to end; they need not be tokens, and are not part of the answer.
-    seed : of the draws; the random state of torch is as before afterwards.
+    seed : of the draws; torch's random state on the CPU and on CUDA is as before afterwards.
     stream : is handed each new piece of text as soon as it is certain.
 
     Raises
@@ -94,9 +94,9 @@ def continuation(
     UsageError
         A parameter out of its range, a prompt that fills the context, or a model that is no language model.
     DamagedError
-        The model answers with NaN.
+        The model answers with NaN or infinity.
     """
-    if not isinstance(model, PreTrainedModel) or not model.can_generate():
+    if not isinstance(model, PreTrainedModel) or not takes_text(model):
         raise UsageError("this model does not generate text; `zoo list` shows which do")
     _check(max_new_tokens, temperature, top_k, top_p, stop)
     tokenizer = tokenizer_of(model)
@@ -114,7 +114,7 @@ def continuation(
         how |= {"temperature": temperature, "top_k": top_k or 0, "top_p": 1.0 if top_p is None else top_p}
     text = _Text(tokenizer, len(ids), stop, stream)
     inputs = torch.tensor([ids], device=model.device)
-    with torch.random.fork_rng(devices=[model.device] if model.device.type == "cuda" else []), evaluating(model):
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())), evaluating(model):
         torch.manual_seed(seed)
         out = model.generate(
             inputs,
@@ -164,13 +164,9 @@ class _Text(StoppingCriteria):
 
     def _uncertain(self) -> int:
         """How many characters at the end may still become part of a stop, or of a character cut in the middle."""
-        cut = len(self.all) - len(self.all.rstrip("\ufffd"))
-        for stop in self._stop:
-            for length in range(len(stop) - 1, cut, -1):
-                if self.all.endswith(stop[:length]):
-                    cut = length
-                    break
-        return cut
+        settled = self.all.rstrip("\ufffd")
+        begun = (length for stop in self._stop for length in range(1, len(stop)) if settled.endswith(stop[:length]))
+        return len(self.all) - len(settled) + max(begun, default=0)
 
     def _send(self, until: int) -> None:
         if self._stream is not None and until > self._sent:
@@ -182,8 +178,8 @@ class _Finite(LogitsProcessor):
     """Raises where the model's answer is no number, which sampling would hide or garble."""
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        if torch.isnan(scores).any():
-            raise DamagedError("the model answers with NaN; its weights are damaged")
+        if torch.isnan(scores).any() or torch.isposinf(scores).any():
+            raise DamagedError("the model answers with NaN or infinity; its weights are damaged")
         return scores
 
 

@@ -103,7 +103,7 @@ def load(
                 verify=verify,
                 local_files_only=local_files_only,
                 cache_dir=cache_dir,
-                beside=_language.TOKENIZER_FILES if entry.task == "text-generation" else (),
+                beside=("config.json", *_language.TOKENIZER_FILES) if entry.task == "text-generation" else (),
             )
         model = _from_entry(entry, path, model_args)
     had, has = facts(model).get("num_classes"), getattr(model, "num_classes", None)
@@ -151,6 +151,8 @@ def _from_entry(entry: registry.Entry, path: Path | None, model_args: dict[str, 
         model = _language.from_entry(entry, model_args)
         if path is not None:
             _fill(model, path)
+            if (path.parent / "config.json").is_file():
+                _language.take_over(model, _config(path.parent))
         return model
     overlay = timm_cfg(entry) | ({} if path is None else {"file": str(path)})
     arguments = {**entry.arguments, **model_args}
@@ -168,7 +170,7 @@ def _from_folder(folder: Path, pretrained: bool, model_args: dict[str, Any]) -> 
     config = _config(folder)
     if pretrained:
         hub.check_safetensors(folder / hub.WEIGHTS_FILE)
-    language = "model_type" in config  # transformers' form, where timm's has an architecture
+    language = _language.is_language(config)
     try:
         if language:
             model: nn.Module = _language.from_config(folder, config, model_args)
@@ -196,7 +198,8 @@ def _config(folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-        if isinstance(config.get("model_type"), str) and isinstance(config.get("zoo", {}), dict):
+        if _language.is_language(config):
+            _language.own_of(config)
             return config
         cfg, architecture = config["pretrained_cfg"], config["architecture"]
         if not isinstance(architecture, str) or not isinstance(cfg, dict):
@@ -274,7 +277,9 @@ def _hub_folder(
     folder = fetched("config.json").parent
     if pretrained:
         fetched(hub.WEIGHTS_FILE)
-        if "model_type" in _config(folder):
+        config = _config(folder)
+        # A model of the zoo says whether it has a tokenizer; of anybody else's a folder without one is of no use here.
+        if _language.is_language(config) and ("zoo" not in config or _language.own_of(config).tokenizer is not None):
             for file in _language.TOKENIZER_FILES:
                 fetched(file)
     return folder

@@ -1,4 +1,4 @@
-"""How a model is run while it is measured; everything is as it was afterwards, also after an error."""
+"""How a model is run while it is measured, everything as it was afterwards, also after an error; and what it takes."""
 
 from __future__ import annotations
 
@@ -24,6 +24,11 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     finally:
         for module, training in modes.items():
             module.training = training
+
+
+def takes_text(model: object) -> bool:
+    """Whether `model` is a language model, which no picture can be shown to."""
+    return callable(getattr(model, "generate", None))
 
 
 @contextlib.contextmanager

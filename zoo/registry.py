@@ -162,9 +162,12 @@ def get(name: str) -> Entry:
     raise NotFoundError(f"unknown model {name!r}; did you mean {_either(near)}? `zoo list` shows all")
 
 
-def names(pattern: str | None = None, *, hidden: bool = False) -> list[str]:
-    """Names of all models, or of those that a shell pattern such as `ns-*` matches. Case does not matter."""
-    found = [entry.name for entry in entries().values() if hidden or not entry.hidden]
+def names(pattern: str | None = None, *, hidden: bool = False, task: str | None = None) -> list[str]:
+    """Names of all models, or of those that a shell pattern such as `ns-*` matches. Case does not matter.
+
+    `task` "image-classification" or "text-generation" gives the models of that task alone.
+    """
+    found = [one.name for one in entries().values() if (hidden or not one.hidden) and task in (None, one.task)]
     if pattern is None:
         return found
     return [name for name in found if fnmatch.fnmatchcase(name.lower(), pattern.lower())]

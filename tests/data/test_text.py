@@ -30,6 +30,7 @@ def folder(tmp_path: Path) -> Path:
 
 def test_the_real_wikitexts_have_the_words_that_their_authors_count(data_of) -> None:
     root = data_of("wikitext-2")
+    data_of("wikitext-103-eval")
     counts = {split: words_of(open_text("wikitext-2", split, root)) for split in ("train", "validation", "test")}
     assert counts == {"train": 2_088_628, "validation": 217_646, "test": 245_569}
     assert words_of(open_text("wikitext-103", "test", root)) == 245_569
@@ -108,7 +109,7 @@ def test_what_is_no_text(content: bytes, words: str, folder: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "split", "kind"),
     [
-        ("wikitext-3", "train", UsageError),
+        ("wikitext-3", "train", NotFoundError),
         ("wikitext-2", "dev", UsageError),
         ("textfile:", "train", UsageError),
         ("textfile:nowhere.txt", "train", NotFoundError),
@@ -118,3 +119,10 @@ def test_what_is_no_text(content: bytes, words: str, folder: Path) -> None:
 def test_what_cannot_be_meant(name: str, split: str, kind: type[Exception]) -> None:
     with pytest.raises(kind):
         open_text(name, split, "/")
+
+
+def test_a_folder_of_the_other_wikitext_is_not_taken_for_it(folder: Path) -> None:
+    with pytest.raises(NotFoundError, match="no WikiText-103"):
+        open_text("wikitext-103", "train", folder / "wikitext-2")
+    (folder / "wikitext-2").rename(folder / "mine")
+    assert open_text("wikitext-103", "train", folder / "mine") == f"train{LINES}"

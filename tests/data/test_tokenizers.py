@@ -47,6 +47,7 @@ def test_pieces_give_what_the_whole_gives(small, monkeypatch: pytest.MonkeyPatch
 
 def test_real_text_in_pieces_is_the_whole(data_of) -> None:
     root = data_of("tinyshakespeare")
+    data_of("gpt2-bpe")
     gpt2 = open_tokenizer("gpt2", root)
     assert len(gpt2) == 50_257 and gpt2.eos_token_id == 50_256
     # The counts that nanoGPT's notes give for GPT-2's tokens.
@@ -74,7 +75,7 @@ def test_saved_it_opens_in_transformers(small, tmp_path: Path) -> None:
 
 def test_what_is_no_tokenizer(tmp_path: Path, data_of) -> None:
     for name in ("gpt3", "wikitext-2-bpe-0", "nothing-bpe-512", "", "wikitext-2-bpe-8192x"):
-        with pytest.raises(UsageError, match="unknown tokenizer"):
+        with pytest.raises(NotFoundError, match="unknown tokenizer"):
             open_tokenizer(name, tmp_path)
     with pytest.raises(UsageError, match="every byte"):
         open_tokenizer("wikitext-2-bpe-100", data_of("wikitext-2"))
@@ -87,5 +88,7 @@ def test_what_is_no_tokenizer(tmp_path: Path, data_of) -> None:
     (tmp_path / "vocab.bpe").write_text("")
     with pytest.raises(DamagedError, match="no BPE"):
         open_tokenizer("gpt2", tmp_path)
+    with pytest.raises(NotFoundError, match=r"no GPT-2 BPE.*--data-dir"):
+        open_tokenizer("gpt2", tmp_path / "nothing")
     with pytest.raises(UsageError, match="no tokenizer"):
         tokenizer_of(zoo.load("test-osa-vit", pretrained=False))

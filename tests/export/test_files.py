@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import errno
 import os
-import tempfile
 from pathlib import Path
 
 import onnx
@@ -114,10 +113,14 @@ def test_a_folder_is_no_file(tmp_path: Path) -> None:
 def test_a_read_only_folder_is_known_before_any_work(
     code: int, tiny: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*args: object, **kwargs: object) -> str:
-        raise OSError(code, os.strerror(code))
+    make = Path.mkdir
 
-    monkeypatch.setattr(tempfile, "mkdtemp", refuse)
+    def refuse(path: Path, *args: object, **kwargs: object) -> None:
+        if path.suffix == ".tmp":
+            raise OSError(code, os.strerror(code))
+        make(path, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
     monkeypatch.setattr(module, "convert", lambda *args: pytest.fail("worked in vain"))
     with pytest.raises(UsageError, match=f"cannot write .*{os.strerror(code)}; choose"):
         to_onnx(tiny, tmp_path / "new" / "model.onnx")

@@ -15,7 +15,7 @@ import zoo
 import zoo.models
 from zoo import registry
 
-NAMES = [name for name in registry.names(hidden=True) if registry.get(name).task == "image-classification"]
+NAMES = registry.names(hidden=True, task="image-classification")
 OSA = [name for name in NAMES if registry.get(name).mechanism == "orthogonal"]
 SMALL = [name for name in NAMES if registry.get(name).hidden]
 

@@ -11,7 +11,7 @@ from torch.autograd import grad
 
 from zoo.ops import delta_controller, delta_update, naive, soft_projection
 
-SHAPES = [(1,), (0, 4), (1, 1, 3), (2, 1, 17), (3, 5, 8), (2, 3, 2, 16)]
+SHAPES = [(1,), (0, 4), (1, 1, 3), (2, 2, 3), (2, 17, 17), (3, 5, 8), (2, 3, 2, 16)]
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:

@@ -10,7 +10,7 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 from zoo.ops import naive, rotate, signed_sine
 
 
-@pytest.mark.parametrize("shape", [(1, 2), (3, 4), (2, 1, 17, 6), (0, 2, 5, 8), (2, 3, 2, 9, 16)], ids=str)
+@pytest.mark.parametrize("shape", [(1, 2), (2, 4), (3, 4), (2, 1, 17, 6), (0, 2, 5, 8), (2, 3, 2, 9, 16)], ids=str)
 def test_it_turns_pairs_of_features(shape: tuple[int, ...]) -> None:
     tokens, dim = shape[-2:]
     generator = torch.Generator().manual_seed(0)
@@ -32,8 +32,4 @@ def test_half_precision_is_as_good_as_that_of_complex_numbers() -> None:
     found = rotate(x, cos, signed_sine(sin))
     rounded = naive.rotate(x, angles)
     assert found.dtype == torch.bfloat16
-    # The literal form rounds once, at the end; here cosine and sine are rounded as well, as in transformers.
-    theirs = apply_rotary_pos_emb(x, x, cos.bfloat16(), sin.bfloat16(), unsqueeze_dim=0)[0].view(x.shape)
-    assert (found.double() - truth).norm() <= max(
-        2 * (rounded.double() - truth).norm(), 1.01 * (theirs.double() - truth).norm()
-    )
+    assert (found.double() - truth).norm() <= 2 * (rounded.double() - truth).norm()

@@ -11,6 +11,7 @@ import torch
 import zoo
 from zoo import training
 from zoo.errors import DamagedError, InterruptedRun, UsageError
+from zoo.models import MgtConfig
 from zoo.training import log
 from zoo.training.copying import evaluate_copy, sequences
 
@@ -32,6 +33,7 @@ def test_only_the_second_half_counts() -> None:
         def __init__(self) -> None:
             super().__init__()
             self.weight = torch.nn.Parameter(torch.zeros(1))
+            self.config = MgtConfig(vocab_size=64)
 
         def forward(self, input_ids: torch.Tensor, use_cache: bool) -> object:
             said = torch.nn.functional.one_hot(input_ids[:, [0] * 8 + list(range(1, 8))], 64) * 50.0
@@ -85,5 +87,10 @@ def test_what_does_not_fit(tmp_path: Path) -> None:
     ):
         with pytest.raises(UsageError, match=words):
             training.train("test-mgt-lm", output=tmp_path, data="copy", recipe="copy", settings=settings)
+    model = zoo.load("test-mgt-lm", pretrained=False, vocab_size=10)
+    with pytest.raises(UsageError, match="64 tokens"):
+        evaluate_copy(model, 16)
+    with pytest.raises(UsageError, match="tested on"):
+        evaluate_copy(zoo.load("test-mgt-lm", pretrained=False), 16, "train")
     with pytest.raises(UsageError, match="no end"):
         training.train("mgt-lm-12L", output=tmp_path, data="copy")

@@ -12,13 +12,24 @@ from zoo.data import ImageArrays, open_dataset
 from zoo.errors import DamagedError, UsageError
 
 # At least one where the checkout is whole, as it is for CI; see tests/test_registry.py.
-TRAINED = [name for name in registry.names() if hub.at_hand(registry.get(name)) and registry.get(name).dataset]
+TRAINED = [
+    name
+    for name in registry.names(task="image-classification")
+    if hub.at_hand(registry.get(name)) and registry.get(name).dataset
+]
+TEXT = [name for name in registry.names(task="text-generation") if hub.at_hand(registry.get(name))]
 
 
 @pytest.mark.parametrize("name", TRAINED)
 def test_the_stated_figure_is_reproduced(name, data_of):
     figures = training.evaluate_named(name, data_dir=data_of(registry.get(name).dataset))
     assert figures.top1 == pytest.approx(registry.get(name).ours.value, abs=0.005)
+
+
+@pytest.mark.parametrize("name", TEXT)
+def test_the_stated_perplexity_is_reproduced(name, data_of):
+    figures = training.evaluate_named(name, data_dir=data_of(registry.get(name).dataset))
+    assert figures.perplexity == pytest.approx(registry.get(name).ours.value, rel=1e-4)
 
 
 @pytest.mark.parametrize("name", TRAINED)

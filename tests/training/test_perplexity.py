@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import pytest
@@ -17,7 +18,7 @@ from zoo.training.perplexity import perplexity
 @pytest.fixture(scope="module")
 def model() -> nn.Module:
     torch.manual_seed(0)
-    model = zoo.load("test-mgt-lm", pretrained=False)
+    model = zoo.load("test-mgt-lm", pretrained=False, attention_dropout=0.5)
     for parameter in model.parameters():
         parameter.data.mul_(4.0)
     return model
@@ -79,6 +80,17 @@ def test_a_uniform_model_has_the_size_of_its_vocabulary() -> None:
 def test_a_window_that_cannot_move_is_refused(model, how) -> None:
     with pytest.raises(UsageError):
         perplexity(model, ids_of(20), 9, **how)
+
+
+def test_a_window_beyond_the_models_context_is_refused(model) -> None:
+    with pytest.raises(UsageError, match="more than the 64"):
+        perplexity(model, ids_of(100), 9, context=65)
+
+
+def test_what_is_no_double_any_more_is_left_out(model) -> None:
+    found = perplexity(model, ids_of(400), 1, context=16)
+    assert found.word_perplexity is None and found.perplexity > 1
+    json.dumps(found.to_dict(), allow_nan=False)
 
 
 def test_no_text_and_no_numbers(model) -> None:

@@ -202,3 +202,41 @@ def test_recipes_of_the_other_kind_are_refused(small_mnist: Path, tmp_path: Path
         training.evaluate_named("test-mgt-lm")
     with pytest.raises(UsageError, match="no window"):
         training.evaluate_named("osa-vit-mnist", context=5)
+
+
+def test_options_do_what_they_say(small_text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from accelerate import Accelerator
+
+    from zoo.training.text import TextTask
+
+    sizes: list[int] = []
+    waits: list[object] = []
+    ways: set[tuple[bool, str]] = set()
+    loss, no_sync = TextTask.loss, Accelerator.no_sync
+
+    def watched(task: TextTask, model: torch.nn.Module, index: torch.Tensor, generator: torch.Generator):
+        sizes.append(len(index))
+        layer = task.model.model.layers[0]
+        ways.add((layer.gradient_checkpointing, task.model.config._attn_implementation))
+        return loss(task, model, index, generator)
+
+    def waited(accelerator: Accelerator, model: torch.nn.Module):
+        waits.append(model)
+        return no_sync(accelerator, model)
+
+    monkeypatch.setattr(TextTask, "loss", watched)
+    monkeypatch.setattr(Accelerator, "no_sync", waited)
+    settings = {"samples": 16, "accumulate": 4, "checkpointing": True, "fused_attention": False}
+    training.train(NAME, output=tmp_path / "one", data_dir=small_text, settings=settings)
+    assert sizes == [2] * 8 and len(waits) == 6 and ways == {(True, "eager")}
+    sizes.clear(), waits.clear(), ways.clear()
+    training.train(NAME, output=tmp_path / "two", data_dir=small_text, settings={"samples": 16})
+    assert sizes == [8, 8] and not waits and ways == {(False, "sdpa")}
+
+
+def test_what_a_kill_left_is_removed(small_text: Path, tmp_path: Path) -> None:
+    left = tmp_path / f".tokenizer.{'0' * 16}.tmp"
+    left.mkdir()
+    (left / "tokenizer.json").write_text("half")
+    training.train(NAME, output=tmp_path, data_dir=small_text, settings={"samples": 16})
+    assert not left.exists()

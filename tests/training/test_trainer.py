@@ -21,11 +21,7 @@ from zoo import registry, training
 from zoo.errors import DamagedError, DeviceError, DivergedError, InterruptedRun, NotFoundError, UsageError
 from zoo.training import checkpoint, log
 
-TESTS = [
-    name
-    for name in registry.names("test-*", hidden=True)
-    if registry.get(name).task == "image-classification"  # those of text: tests/models/test_language.py
-]
+TESTS = registry.names("test-*", hidden=True, task="image-classification")
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:

@@ -47,8 +47,9 @@ class DepthProfile:
 
 def effective_rank(x: Tensor) -> Tensor:
     """x: (..., tokens, dim) -> (...,) float64, in (0, 1]; NaN for a matrix of zeros or with NaN, which has none."""
+    x = x.cpu().double()  # not every device has float64
     finite = x.isfinite().all(-1).all(-1)
-    values = torch.linalg.svdvals(torch.where(finite[..., None, None], x.double(), 0.0))
+    values = torch.linalg.svdvals(torch.where(finite[..., None, None], x, 0.0))
     p = values / values.sum(-1, keepdim=True)
     return torch.special.entr(p).sum(-1).exp() / min(x.shape[-2:])
 
@@ -73,7 +74,7 @@ def depth_profile(model: nn.Module, ids: Tensor, *, batch_size: int = 8) -> Dept
             ranks = torch.stack([effective_rank(state) for state in states])
             if not torch.isfinite(ranks).all():
                 raise DamagedError("the model's states are zero, NaN or infinity; its weights are no good")
-            sums += ranks.sum(1).cpu()
+            sums += ranks.sum(1)
             moments += _moments(updates, seen) * len(batch) / len(ids)
     mean = (sums / len(ids)).tolist()
     depth = torch.arange(len(mean), dtype=torch.float64)
@@ -115,7 +116,7 @@ def _moments(updates: list[ManifoldUpdate], seen: dict[ManifoldUpdate, Tensor]) 
     """(updates, 3) float64: means of beta, beta squared, and of whether it is below 0."""
     rows = []
     for update in updates:
-        scores = seen[update][..., -update.dim :].double()
-        beta = delta_controller(scores, update.bias.double(), scale=update.delta_scale, shift=update.delta_shift)
+        scores = seen[update][..., -update.dim :].cpu().double()
+        beta = delta_controller(scores, update.bias.cpu().double(), scale=update.delta_scale, shift=update.delta_shift)
         rows.append([float(beta.mean()), float(beta.square().mean()), float((beta < 0).double().mean())])
     return torch.tensor(rows, dtype=torch.float64).reshape(len(updates), 3)

@@ -26,6 +26,7 @@ from zoo.bench.protocol import (
 from zoo.bench.report import Report, Row
 from zoo.bench.subjects import Subject, check_twins, ready, subjects_of, twin_by_facts
 from zoo.errors import DeviceError, NotFoundError, UsageError, ZooError
+from zoo.modes import takes_text
 
 if TYPE_CHECKING:
     import numpy as np
@@ -230,7 +231,10 @@ def _load(name: str, place: torch.device) -> tuple[nn.Module, str]:
     from zoo.loading import load
 
     try:
-        return load(name, device=place), "trained"
+        model = load(name, device=place)
+        if takes_text(model):
+            raise UsageError(f"{name} is a language model; only image models are timed so far")
+        return model, "trained"
     except NotFoundError:
         entry = registry.entries().get(name)
         if entry is None or entry.weights.sha256 is not None:  # unknown, or weights that exist and cannot be had

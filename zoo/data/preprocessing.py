@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from zoo.data.digits import SIDE, frame_digit
 from zoo.data.images import to_mode
 from zoo.errors import DamagedError, UsageError
+from zoo.modes import takes_text
 
 _MODES = {1: "L", 3: "RGB"}
 _INTERPOLATIONS = ("nearest", "box", "bilinear", "hamming", "bicubic", "lanczos")
@@ -73,7 +74,7 @@ class Preprocessing:
 
         UsageError for a model without one, such as a language model.
         """
-        if hasattr(model, "generate"):
+        if takes_text(model):
             raise UsageError("this is a language model: it takes text, not pictures")
         return cls.from_config(getattr(model, "pretrained_cfg", None) or {})
 

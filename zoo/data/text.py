@@ -39,11 +39,12 @@ def open_text(name: str, split: str, data_dir: str | Path | None = None, *, loca
     Raises
     ------
     NotFoundError
-        The folder, or the text in it, is not there, or the Hub cannot give it; the message says both ways.
+        No such text; the folder, or the text in it, is not there, or the Hub cannot give it: the message says both
+        ways.
     DamagedError
         A file cannot be read, or is no UTF-8 text.
     UsageError
-        No such text or split.
+        No such split, or a text file without a name.
     """
     if split not in SPLITS:
         raise UsageError(f"unknown split {split!r}; there are {', '.join(SPLITS)}")
@@ -53,7 +54,7 @@ def open_text(name: str, split: str, data_dir: str | Path | None = None, *, loca
             raise UsageError(f"{name!r} names no file; {TEXT_FILE}FILE would be right")
         return _part(_read(Path(file).expanduser()), split)
     if name not in TEXTS:
-        raise UsageError(f"unknown text {name!r}; the zoo reads {', '.join(TEXTS)} and {TEXT_FILE}FILE")
+        raise NotFoundError(f"unknown text {name!r}; the zoo reads {', '.join(TEXTS)} and {TEXT_FILE}FILE")
     named = data_dir or os.environ.get("ZOO_DATA")
     if not named:
         try:
@@ -102,7 +103,9 @@ def _wikitext(size: int) -> TextSet:
 
     def from_folder(root: Path, split: str) -> str:
         stem = f"wiki.{word[split]}.tokens"
-        folders = [root / f"wikitext-{size}", root / config, root / f"wikitext-{size}-eval", root]
+        folders = [root / f"wikitext-{size}", root / config, root / f"wikitext-{size}-eval"]
+        if not (root.name.startswith("wikitext-") and root.name.split("-")[1] != str(size)):
+            folders.append(root)  # the files' own names do not say which of the two they are
         for folder in folders:
             for path in (folder / stem, folder / f"{stem}.gz"):
                 if path.is_file():
@@ -142,13 +145,12 @@ def _shakespeare_folder(root: Path, split: str) -> str:
             return _part(_read(folder / "input.txt"), split)
     raise NotFoundError(
         f"no TinyShakespeare in {root}: input.txt is neither there nor in its folder tinyshakespeare; name the right"
-        " folder with --data-dir or ZOO_DATA, or leave both out to fetch it from the Hub"
+        " folder with --data-dir or ZOO_DATA"
     )
 
 
 def _shakespeare_hub(split: str, local_files_only: bool) -> str:
-    path = hub.fetch(_SHAKESPEARE, "input.txt", repo_type="dataset", local_files_only=local_files_only)
-    return _part(_read(path), split)
+    raise NotFoundError("the Hub has no plain file of it; its input.txt is in github.com/karpathy/char-rnn")
 
 
 # By the name that the registry uses.

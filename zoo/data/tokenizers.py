@@ -39,17 +39,19 @@ def open_tokenizer(
 
     Raises
     ------
+    NotFoundError
+        No such tokenizer, or what `zoo.data.text.open_text` says.
+    DamagedError
+        Files that are no tokenizer.
     UsageError
-        No such tokenizer, or a size that has no room for every byte.
-    NotFoundError, DamagedError
-        What `zoo.data.text.open_text` says; files that are no tokenizer.
+        A size that has no room for every byte.
     """
     if name == "gpt2":
         return _gpt2(data_dir, local_files_only)
     match = _TRAINED.fullmatch(name)
     if match is None or match["text"] not in TEXTS:
         first = next(iter(TEXTS))
-        raise UsageError(f"unknown tokenizer {name!r}; there are gpt2 and TEXT-bpe-SIZE, such as {first}-bpe-8192")
+        raise NotFoundError(f"unknown tokenizer {name!r}; there are gpt2 and TEXT-bpe-SIZE, such as {first}-bpe-8192")
     if int(match["size"]) < _LEAST:
         raise UsageError(f"a tokenizer of {match['size']} entries has no room for every byte; {_LEAST} at least")
     text = open_text(match["text"], "train", data_dir, local_files_only=local_files_only)
@@ -61,13 +63,13 @@ def tokenizer_of(model: nn.Module, data_dir: str | Path | None = None) -> PreTra
 
     Raises UsageError for a model that has none, NotFoundError and DamagedError as `read_tokenizer`, `open_tokenizer`.
     """
-    folder = getattr(model, "zoo_folder", None)
-    if folder is not None:
-        return read_tokenizer(folder)
     own = getattr(getattr(model, "config", None), "zoo", None) or {}
-    if own.get("tokenizer") is None:
-        raise UsageError("this model has no tokenizer: it is no language model of the zoo")
-    return open_tokenizer(own["tokenizer"], data_dir)
+    folder, name = getattr(model, "zoo_folder", None), own.get("tokenizer")
+    if folder is not None and (name is not None or (folder / FILES[0]).is_file()):
+        return read_tokenizer(folder)
+    if name is None:
+        raise UsageError("this model has no tokenizer: it is no language model, or learned something else than text")
+    return open_tokenizer(name, data_dir)
 
 
 def train_tokenizer(text: str, size: int) -> PreTrainedTokenizerFast:
@@ -124,11 +126,15 @@ def _gpt2(data_dir: str | Path | None, local_files_only: bool) -> PreTrainedToke
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     named = data_dir or os.environ.get("ZOO_DATA")
-    folder = Path(named).expanduser() if named else None
-    for place in (folder / "gpt2-bpe", folder) if folder else ():
-        paths = [place / "encoder.json", place / "vocab.bpe"]
-        if all(path.is_file() for path in paths):
-            break
+    if named:
+        root = Path(named).expanduser()
+        sets = [[place / "encoder.json", place / "vocab.bpe"] for place in (root / "gpt2-bpe", root)]
+        paths = next((paths for paths in sets if all(path.is_file() for path in paths)), [])
+        if not paths:
+            raise NotFoundError(
+                f"no GPT-2 BPE in {root}: encoder.json and vocab.bpe are neither there nor in its folder gpt2-bpe; name"
+                " the right folder with --data-dir or ZOO_DATA, or leave both out to fetch it from the Hub"
+            )
     else:
         paths = [
             hub.fetch("openai-community/gpt2", name, local_files_only=local_files_only)

@@ -6,6 +6,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import safetensors.torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
@@ -13,8 +14,16 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Pre
 from zoo import registry
 from zoo.errors import DamagedError, UsageError, one_line
 
-# What travels in `config.json` under "zoo": `context` is the length of the sequences that the weights learned from.
-OWN_FACTS = ("zoo_name", "dataset", "tokenizer", "context")
+
+class Own(msgspec.Struct, kw_only=True):
+    """What travels in `config.json` under "zoo": `context` is the length of the sequences learned from."""
+
+    zoo_name: str | None = None
+    dataset: str | None = None
+    tokenizer: str | None = None
+    context: registry.Size | None = None
+
+
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 # Of `from_config` itself.
 _HOW = ("attn_implementation",)
@@ -23,7 +32,7 @@ _HOW = ("attn_implementation",)
 def from_entry(entry: registry.Entry, arguments: dict[str, Any]) -> PreTrainedModel:
     """The entry's architecture with `arguments` and its own initialisation; UsageError where they make none."""
     model = _build(entry.architecture, {**entry.arguments, **arguments}, entry.name)
-    model.config.zoo = own_facts(entry)
+    model.config.zoo = {"zoo_name": entry.name, "dataset": entry.dataset, "tokenizer": entry.tokenizer, "context": None}
     return model
 
 
@@ -32,16 +41,31 @@ def from_config(folder: Path, config: dict[str, Any], arguments: dict[str, Any])
     kind = config["model_type"]
     dropped = ("model_type", "architectures", "transformers_version", "dtype")
     stated = {key: value for key, value in config.items() if key not in dropped}
-    own = stated.pop("zoo", None) or {}
+    stated.pop("zoo", None)
+    own = own_of(config)
     model = _build(str(kind), {**stated, **arguments}, str(folder), known=stated)
-    named = own.get("zoo_name") if registry.is_name(own.get("zoo_name")) else folder.resolve().name
-    model.config.zoo = {**{key: own.get(key) for key in OWN_FACTS}, "zoo_name": named}
+    named = own.zoo_name if registry.is_name(own.zoo_name) else folder.resolve().name
+    model.config.zoo = {**msgspec.structs.asdict(own), "zoo_name": named}
     return model
 
 
-def own_facts(entry: registry.Entry) -> dict[str, Any]:
-    """What travels in the configuration under "zoo"."""
-    return {"zoo_name": entry.name, "dataset": entry.dataset, "tokenizer": entry.tokenizer, "context": None}
+def is_language(config: dict[str, Any]) -> bool:
+    """Whether a `config.json` is a language model's: transformers' form, and none that holds timm's."""
+    return isinstance(config.get("model_type"), str) and "pretrained_cfg" not in config
+
+
+def take_over(model: PreTrainedModel, config: dict[str, Any]) -> None:
+    """What `config`, which stands beside the weights, says of their use: their context, their special tokens."""
+    model.config.zoo["context"] = own_of(config).context
+    for key in ("bos_token_id", "eos_token_id", "pad_token_id"):
+        if key in config:
+            setattr(model.config, key, config[key])
+            setattr(model.generation_config, key, config[key])
+
+
+def own_of(config: dict[str, Any]) -> Own:
+    """What a `config.json` says under "zoo"; ValueError where it is of another kind."""
+    return msgspec.convert(config.get("zoo") or {}, Own)
 
 
 def _build(kind: str, arguments: dict[str, Any], shown: str, known: Any = ()) -> PreTrainedModel:
@@ -59,7 +83,7 @@ def _build(kind: str, arguments: dict[str, Any], shown: str, known: Any = ()) ->
         return AutoModelForCausalLM.from_config(config, **how)
     except UsageError:
         raise
-    except (ValueError, TypeError, ZeroDivisionError, RuntimeError, KeyError, ImportError) as error:
+    except Exception as error:  # transformers checks what it is given in many ways
         raise UsageError(f"{shown} cannot be built with {arguments}: {one_line(error)[:300]}") from error
 
 

@@ -68,7 +68,7 @@ class DecoderConfig(PreTrainedConfig):
             *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
             "max_position_embeddings",
         ):
-            if not isinstance(getattr(self, key), int) or getattr(self, key) < 1:
+            if type(getattr(self, key)) is not int or getattr(self, key) < 1:
                 raise UsageError(f"{key} has to be a whole number from 1 on, got {getattr(self, key)!r}")
         super().__post_init__(**kwargs)
 
@@ -164,9 +164,15 @@ class DecoderModel(DecoderPreTrainedModel):
             before = cache.get_seq_length() if cache is not None else 0
             position_ids = (torch.arange(x.shape[1], device=x.device) + before).unsqueeze(0)
         mask = create_causal_mask(
-            config=self.config, inputs_embeds=x, attention_mask=attention_mask, cache=cache, position_ids=position_ids
+            config=self.config,
+            inputs_embeds=x,
+            attention_mask=attention_mask,
+            cache=cache,
+            position_ids=position_ids,
+            # A cache of fixed length has slots that nobody has filled, and without a mask they would be read.
+            allow_is_causal_skip=not getattr(cache, "is_compileable", False),
         )
-        cos, sin = self.rotary_emb(x, position_ids)
+        cos, sin = self.rotary_emb(x[:, :0].float(), position_ids)  # in float32, whatever the model's type
         rotary = cos.unsqueeze(1), signed_sine(sin).unsqueeze(1)
         seen = seen_columns(mask)
         for layer in self.layers:

@@ -57,6 +57,13 @@ class MgtConfig(DecoderConfig):
         ):
             if getattr(self, key) not in known:
                 raise UsageError(f"{key} has to be one of {', '.join(known)}, got {getattr(self, key)!r}")
+        for key in ("gate", "delta", "alpha_learned"):
+            if not isinstance(getattr(self, key), bool):
+                raise UsageError(f"{key} has to be true or false, got {getattr(self, key)!r}")
+        for key in ("delta_scale", "delta_shift", "delta_init", "alpha_init", "gate_scale"):
+            value = getattr(self, key)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
+                raise UsageError(f"{key} has to be a number, got {value!r}")
         if self.norm_order == "post" and (self.gate or self.delta):
             raise UsageError("post-norm is for the standard arm: set gate and delta to False with it")
 

@@ -15,8 +15,9 @@ def signed_sine(sin: Tensor) -> Tensor:
 def rotate(x: Tensor, cos: Tensor, signed_sin: Tensor) -> Tensor:
     """Feature i and feature i + head_dim / 2 of every token turned by its position's angle.
 
-    x: (..., tokens, head_dim), head_dim even; cos, signed_sin: broadcast to x, the latter from `signed_sine`. Returns
-    x's shape and dtype. The halves change places by a roll, and the sign is in the sine: three passes instead of six.
+    x: (..., tokens, head_dim), head_dim even; cos, signed_sin: broadcast to x, the latter from `signed_sine`, both in
+    float32 or better. Returns x's shape and dtype, rounded once. The halves change places by a roll, and the sign is
+    in the sine: three passes instead of six.
     """
     swapped = x.roll(x.shape[-1] // 2, -1)
-    return torch.addcmul(x * cos.to(x.dtype), swapped, signed_sin.to(x.dtype))
+    return torch.addcmul(x * cos, swapped, signed_sin).to(x.dtype)

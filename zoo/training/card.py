@@ -48,7 +48,7 @@ def card(results: dict[str, Any]) -> str:
 import zoo
 
 model = zoo.load("{loaded}")
-{_USE[entry.task]}
+{_use(entry, results, loaded)}
 ```
 
 ## Training
@@ -58,6 +58,13 @@ model = zoo.load("{loaded}")
 {library} {environment[library]}, on {environment["device"]} ({environment["threads"]} CPU threads).
 The log is in `log.jsonl`, all figures in `results.json`.
 """
+
+
+def _use(entry: registry.Entry, results: dict[str, Any], loaded: str) -> str:
+    """The line after a model was loaded."""
+    if "accuracy" in results:
+        return f'zoo.training.evaluate_named("{loaded}")  # it has no tokenizer'
+    return _USE[entry.task]
 
 
 def _figures(results: dict[str, Any]) -> str:
@@ -72,10 +79,11 @@ def _figures(results: dict[str, Any]) -> str:
     else:
         window = f"{results['context']} tokens moved by {results['stride']}"
         rows = [
-            (f"perplexity of a token on {what}, {window}", f"{results['perplexity']:.2f}"),
-            (f"perplexity of a word on {what}, {results['words']} words", f"{results['word_perplexity']:.2f}"),
-            (f"cross-entropy on {what}, {results['tokens']} tokens", f"{results['loss']:.4f} nats"),
+            (f"perplexity of a token on {what}, {window}", results["perplexity"]),
+            (f"perplexity of a word on {what}, {results['words']} words", results["word_perplexity"]),
         ]
+        rows = [(name, f"{value:.2f}") for name, value in rows if value is not None]
+        rows.append((f"cross-entropy on {what}, {results['tokens']} tokens", f"{results['loss']:.4f} nats"))
     return "\n".join(f"| {name} | {figure} | {command} |" for name, figure in rows)
 
 
@@ -104,7 +112,18 @@ def _paper(entry: registry.Entry, results: dict[str, Any]) -> str:
 
 def _same_recipe(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     """But for the seed and for how, not what, is computed and written."""
-    ways = ("precision", "compile", "fused_attention", "seed", "storage", "log_every", "save_every", "test_every")
+    ways = (
+        "accumulate",
+        "checkpointing",
+        "precision",
+        "compile",
+        "fused_attention",
+        "seed",
+        "storage",
+        "log_every",
+        "save_every",
+        "test_every",
+    )
     return {**one, **dict.fromkeys(ways)} == {**other, **dict.fromkeys(ways)}
 
 
@@ -115,7 +134,9 @@ def _metadata(entry: registry.Entry, results: dict[str, Any]) -> dict[str, Any]:
     kind = known.repository if known is not None else "text" if text else "imagefolder"
     metric = (
         {"type": "perplexity", "value": results["perplexity"]}
-        if "perplexity" in results
+        if results.get("perplexity") is not None
+        else {"type": "loss", "value": results["loss"]}
+        if "loss" in results and "correct" not in results
         else {"type": "accuracy", "value": results["correct"] / results["total"]}
     )
     dataset = {"name": results["dataset"], "type": kind, "split": results["split"]}

@@ -53,13 +53,15 @@ def sequences(count: int, length: int, seed: int) -> Tensor:
 
 
 @torch.inference_mode()
-def evaluate_copy(model: nn.Module, context: int, split: str = "test", *, batch_size: int = 50) -> CopyEvaluation:
+def evaluate_copy(model: nn.Module, context: int, split: str = "test", batch_size: int = 50) -> CopyEvaluation:
     """How many tokens of the second halves of 500 sequences `model` finds, each with the right ones before it.
 
-    Raises UsageError for another split than validation and test, DamagedError when the model answers with NaN.
+    Raises UsageError for another split than validation and test, and for a model of fewer tokens or a shorter context;
+    DamagedError when the model answers with NaN.
     """
     if split not in _SEEDS:
         raise UsageError(f"the copy task is tested on {' or '.join(_SEEDS)}, not on {split!r}")
+    _check_sizes(model, context)
     rows = sequences(_HELD_OUT, context, _SEEDS[split])
     device = next(model.parameters()).device
     correct, loss = 0, 0.0
@@ -87,8 +89,7 @@ class CopyTask(Task):
         if self.recipe.samples is None:
             raise UsageError(f"the copy task has no end: say how many, --set samples=20000; or --recipe {DATASET}")
         model = language_model(job, self.recipe, resumed=resumed)
-        if model.config.vocab_size < _ALPHABET:
-            raise UsageError(f"the copy task has {_ALPHABET} tokens, the model {model.config.vocab_size}")
+        _check_sizes(model, self.recipe.context)
         self.size = self.recipe.samples
         self.per_sample = self.recipe.context
         self.data = sequences(self.size, self.recipe.context, self.recipe.seed)
@@ -128,6 +129,15 @@ class CopyTask(Task):
     def results(self, folder: Path) -> dict[str, Any]:
         """On test sequences."""
         return {"split": "test", **evaluate_copy(load(str(folder.resolve())), self.recipe.context).to_dict()}
+
+
+def _check_sizes(model: Any, context: int) -> None:
+    if model.config.vocab_size < _ALPHABET:
+        raise UsageError(f"the copy task has {_ALPHABET} tokens, the model {model.config.vocab_size}")
+    if context > model.config.max_position_embeddings:
+        raise UsageError(
+            f"context {context} is more than the {model.config.max_position_embeddings} tokens of the model"
+        )
 
 
 def _second_half(model: nn.Module, rows: Tensor) -> tuple[Tensor, Tensor]:

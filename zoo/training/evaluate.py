@@ -85,7 +85,7 @@ def evaluate_named(
 ) -> Evaluation | TextEvaluation | CopyEvaluation:
     """Load `name` (registry name, folder or Hub id) and evaluate it on a split of `data`, else of its own set.
 
-    `batch_size` is 256 pictures or 8 windows where it is left out. `split` is "test", or of a text "validation" too.
+    `batch_size` is 256 pictures or 8 windows where it is left out. `split` is "test", or of a text any.
     `context` and `stride` are the window of a language model, see `zoo.training.perplexity`: the context that it was
     trained with, and half of it. `progress` shows a bar on stderr.
     UsageError where the data have other classes than the model, or where an option belongs to another kind of model.
@@ -103,7 +103,9 @@ def evaluate_named(
             f" {'textfile:FILE' if text else 'imagefolder:DIR'}"
         )
     if dataset == copying.DATASET and text:
-        return copying.evaluate_copy(model, context or facts(model).get("context") or 64, split)
+        if stride is not None:
+            raise UsageError("the copy task has sequences and no window that moves: leave out --stride")
+        return copying.evaluate_copy(model, context or facts(model).get("context") or 64, split, batch_size or 50)
     if text:
         return _evaluate_text(model, name, dataset, split, data_dir, context, stride, batch_size or 8, progress)
     if split != "test" or context is not None or stride is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -101,7 +102,10 @@ def clear(folder: Path, *, keep: bool) -> None:
     with _writing_to(folder):
         earlier = [] if keep else [folder / name for name in (checkpoint.FILE, *result.FILES)]
         for path in [*filter(is_temporary, folder.glob(".*.tmp")), *earlier]:
-            path.unlink(missing_ok=True)
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

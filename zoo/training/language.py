@@ -7,8 +7,10 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers import PreTrainedTokenizerFast
 
 from zoo import hub
+from zoo.data.tokenizers import tokenizer_of
 from zoo.errors import UsageError
 from zoo.files import write_json
 from zoo.loading import load
@@ -17,11 +19,14 @@ from zoo.training.job import Job
 from zoo.training.recipes import TextRecipe
 
 
-def language_model(job: Job, recipe: TextRecipe, *, resumed: bool) -> Any:
+def language_model(
+    job: Job, recipe: TextRecipe, tokenizer: PreTrainedTokenizerFast | None = None, *, resumed: bool
+) -> Any:
     """The job's model in training mode, its weights drawn from the recipe's seed or those of `job.init`.
 
     `resumed`: a checkpoint will bring the weights, so those of `job.init` are not asked for.
-    UsageError for a context that the model does not have, or weights of another architecture to start from.
+    UsageError for a context that the model does not have, or weights to start from of another architecture or with
+    another tokenizer than `tokenizer`.
     """
     torch.manual_seed(recipe.seed)
     model: Any = load(job.name, pretrained=False, **job.model_args)
@@ -29,7 +34,7 @@ def language_model(job: Job, recipe: TextRecipe, *, resumed: bool) -> Any:
     if recipe.context > longest:
         raise UsageError(f"context {recipe.context} is more than the {longest} tokens of {job.name}")
     if job.init is not None and not resumed:
-        _start_from(model, job)
+        _start_from(model, job, tokenizer)
     if not recipe.fused_attention:
         model.set_attn_implementation("eager")
     if recipe.checkpointing:
@@ -45,9 +50,10 @@ def save(model: Any, folder: Path, storage: str) -> None:
     write_json(folder / "generation_config.json", model.generation_config.to_diff_dict())
 
 
-def _start_from(model: nn.Module, job: Job) -> None:
+def _start_from(model: nn.Module, job: Job, tokenizer: PreTrainedTokenizerFast | None) -> None:
     assert job.init is not None
-    source, own = load(job.init).state_dict(), model.state_dict()
+    origin = load(job.init)
+    source, own = origin.state_dict(), model.state_dict()
     shapes = [{key: value.shape for key, value in state.items()} for state in (own, source)]
     strange = [key for key in {**own, **source} if shapes[0].get(key) != shapes[1].get(key)]
     if strange:
@@ -55,4 +61,8 @@ def _start_from(model: nn.Module, job: Job) -> None:
             f"the weights of {job.init} are no start for {job.name}: they differ in {strange[0]}, for one; those of an"
             " earlier training of it would be"
         )
+    if tokenizer is not None:
+        theirs, ours = (one.backend_tokenizer.to_str() for one in (tokenizer_of(origin, job.data_dir), tokenizer))
+        if theirs != ours:
+            raise UsageError(f"the weights of {job.init} learned with another tokenizer than {job.name} has here")
     model.load_state_dict(source)

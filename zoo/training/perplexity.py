@@ -19,14 +19,15 @@ class TextEvaluation:
     """What a model makes of a text.
 
     loss : mean cross-entropy of a token in nats; `perplexity` is its exponential.
-    word_perplexity : the same loss in all, over the words of the raw text, so that tokenizers can be compared.
+    word_perplexity : the same loss in all, over the words of the raw text, so that tokenizers can be compared. Both are
+        None where they are no floating-point number any more, as in a text without blanks.
     tokens, words : how many were predicted; how many words the raw text has, ends of lines among them.
     context, stride : the window, and by how much it is moved, in tokens.
     """
 
     loss: float
-    perplexity: float
-    word_perplexity: float
+    perplexity: float | None
+    word_perplexity: float | None
     tokens: int
     words: int
     context: int
@@ -54,8 +55,13 @@ def perplexity(
     those of the first window. `stride` is half of `context` where it is left out. `report` is told how many tokens each
     batch counted. Computed in the model's device and dtype, summed in float64 on the CPU.
 
-    Raises UsageError for a text without a token to predict or a window that cannot move, DamagedError for NaN.
+    Raises UsageError for a text without a token to predict, or a window that cannot move or is longer than the model's
+    context; DamagedError for NaN.
     """
+    config: Any = model.config
+    longest = int(config.max_position_embeddings)
+    if context > longest:
+        raise UsageError(f"the window of {context} tokens is more than the {longest} of the model's context")
     step = max(context // 2, 1) if stride is None else stride
     if context < 1 or batch_size < 1 or not 1 <= step <= context:
         raise UsageError(f"the window of {context} tokens cannot be moved by {step}; from 1 to its length it can")
@@ -69,7 +75,7 @@ def perplexity(
             losses = nn.functional.cross_entropy(
                 logits.float().flatten(0, 1), targets.to(device).flatten(), ignore_index=-100, reduction="none"
             )
-            total += float(losses.double().sum().cpu())
+            total += float(losses.cpu().double().sum())  # not every device has float64
             new = int((targets != -100).sum())
             counted += new
             if report is not None:
@@ -102,6 +108,6 @@ def _batches(ids: Tensor, context: int, stride: int, batch_size: int) -> Iterato
             return
 
 
-def _exp(loss: float) -> float:
-    """exp(loss); infinite where that is no double."""
-    return math.exp(loss) if loss < 700 else math.inf
+def _exp(loss: float) -> float | None:
+    """exp(loss), where it is a double."""
+    return math.exp(loss) if loss < 700 else None

@@ -39,8 +39,8 @@ class TextTask(Task):
         if entry.tokenizer is None:
             raise UsageError(f"{job.name} has no tokenizer in the registry")
         self.context = self.recipe.context
-        model = language_model(job, self.recipe, resumed=resumed)
         self.tokenizer = open_tokenizer(entry.tokenizer, job.data_dir)
+        model = language_model(job, self.recipe, self.tokenizer, resumed=resumed)
         if len(self.tokenizer) > model.config.vocab_size:
             raise UsageError(
                 f"the tokenizer {entry.tokenizer} has {len(self.tokenizer)} entries, the model"
@@ -92,8 +92,10 @@ class TextTask(Task):
         return self._perplexity(self.model, "validation", self.context)
 
     def headline(self, figures: Mapping[str, Any]) -> str:
-        """Both perplexities."""
-        return f"perplexity {figures['perplexity']:.2f} a token, {figures['word_perplexity']:.2f} a word"
+        """The perplexities that there are, and the loss."""
+        known = {"token": figures["perplexity"], "word": figures["word_perplexity"]}
+        told = [f"perplexity {value:.2f} a {what}" for what, value in known.items() if value is not None]
+        return ", ".join((*told, f"loss {figures['loss']:.4f}"))
 
     def save(self, folder: Path) -> None:
         """Weights, configuration, generation defaults and tokenizer, as transformers reads them."""

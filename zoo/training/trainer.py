@@ -65,8 +65,8 @@ def train(
     resume : go on from the checkpoint in `output`, with the settings it was made with.
     overwrite : discard what is there.
     recipe : another recipe than the entry's, by its name.
-    data : another data set than the entry's: a name, or "imagefolder:DIR" for any folder of class folders. The head
-        gets as many classes as the data have.
+    data : another data set than the entry's: a name, or "imagefolder:DIR" for any folder of class folders, of which the
+        head gets the classes; of a language model "textfile:FILE" for any text, or "copy" for the copy task.
     init : whose weights to start from, as `zoo.load` takes it: an entry, a folder or a Hub id of the same
         architecture or its twin. A head of another number of classes starts anew.
     settings : fields of the recipe, or arguments of the architecture, to change.
