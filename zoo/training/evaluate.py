@@ -14,13 +14,13 @@ from transformers import PreTrainedModel
 
 from zoo.data import DATASETS, ImageArrays, open_dataset
 from zoo.data.preprocessing import Preprocessing
-from zoo.data.text import open_text, words_of
-from zoo.data.tokenizers import encode, tokenizer_of
+from zoo.data.tokenizers import tokenizer_of
 from zoo.errors import DamagedError, UsageError
 from zoo.loading import facts, load
 from zoo.modes import evaluating
 from zoo.training import copying
 from zoo.training.copying import CopyEvaluation
+from zoo.training.corpus import corpus
 from zoo.training.perplexity import TextEvaluation, perplexity
 from zoo.training.process import progress_bar
 
@@ -137,13 +137,10 @@ def _evaluate_text(
     progress: bool,
 ) -> TextEvaluation:
     tokenizer = tokenizer_of(model, data_dir)
-    text = open_text(dataset, split, data_dir)
-    ids = torch.cat((torch.tensor([tokenizer.eos_token_id], dtype=torch.int32), encode(tokenizer, text)))
+    ids, words = corpus(dataset, split, tokenizer, data_dir)
     window = context or facts(model).get("context") or model.config.max_position_embeddings
     with progress_bar(len(ids) - 1, 0, name, shown=progress, unit="token") as bar:
-        return perplexity(
-            model, ids, words_of(text), context=window, stride=stride, batch_size=batch_size, report=bar.update
-        )
+        return perplexity(model, ids, words, context=window, stride=stride, batch_size=batch_size, report=bar.update)
 
 
 def _first_labels(labels: Sequence[str] | None) -> str:

@@ -12,12 +12,13 @@ from torch import Tensor, nn
 
 from zoo import registry
 from zoo.data.augment import to_device
-from zoo.data.text import TEXT_FILE, open_text, words_of
-from zoo.data.tokenizers import encode, open_tokenizer
+from zoo.data.text import TEXT_FILE
+from zoo.data.tokenizers import open_tokenizer
 from zoo.errors import UsageError
 from zoo.files import staged
 from zoo.loading import facts, load
 from zoo.training import language
+from zoo.training.corpus import corpus
 from zoo.training.job import Job
 from zoo.training.language import language_model
 from zoo.training.perplexity import perplexity
@@ -46,10 +47,13 @@ class TextTask(Task):
                 f"the tokenizer {entry.tokenizer} has {len(self.tokenizer)} entries, the model"
                 f" {model.config.vocab_size}"
             )
-        texts = {split: open_text(job.dataset, split, job.data_dir) for split in ("train", "validation", "test")}
-        self.words = {split: words_of(text) for split, text in texts.items()}
-        end = torch.tensor([self.tokenizer.eos_token_id], dtype=torch.int32)  # what stands before a text
-        self.ids = {split: torch.cat((end, encode(self.tokenizer, text))) for split, text in texts.items()}
+        wanted = None if self.recipe.samples is None else self.recipe.samples * self.context + 1
+        found = {
+            split: corpus(job.dataset, split, self.tokenizer, job.data_dir, wanted if split == "train" else None)
+            for split in ("train", "validation", "test")
+        }
+        self.ids = {split: ids for split, (ids, _) in found.items()}
+        self.words = {split: words for split, (_, words) in found.items()}
         self.tokens = len(self.ids["train"]) - 1
         whole = self.tokens // self.context
         self.size = min(self.recipe.samples or whole, whole)
