@@ -22,6 +22,8 @@ from zoo.modes import evaluating
 
 _NOT_FINITE = "the model's answer is not finite: the picture is outside its range, or its weights are damaged"
 
+_NO_HEAD = "this model has no head and names no classes; load it without num_classes=0 or features_only"
+
 
 @dataclass(frozen=True)
 class Prediction:
@@ -171,9 +173,9 @@ def _check_top(top: int) -> None:
 
 
 def _check_head(model: nn.Module) -> None:
-    """UsageError for a model that gives features: the softmax of those would look like an answer."""
-    if not getattr(model, "num_classes", 0):
-        raise UsageError("this model has no head and names no classes; load it without num_classes=0 or features_only")
+    """UsageError for a model whose head was taken off: the softmax of its features would look like an answer."""
+    if getattr(model, "num_classes", None) == 0:
+        raise UsageError(_NO_HEAD)
 
 
 @torch.inference_mode()
@@ -185,7 +187,10 @@ def _logits(model: nn.Module, preprocessing: Preprocessing, pixels: Tensor) -> T
     parameter = next(model.parameters(), torch.empty(0))
     images = preprocessing.normalize(pixels.to(parameter.device)).to(parameter.dtype)
     with evaluating(model):
-        return model(images).float().cpu()
+        answer = model(images)
+    if not isinstance(answer, Tensor) or answer.dim() != 2:
+        raise UsageError(_NO_HEAD)
+    return answer.float().cpu()
 
 
 def _ranked(model: nn.Module, logits: Tensor, top: int) -> list[tuple[str, float]]:

@@ -160,7 +160,7 @@ def test_usage(tmp_path):
         data.open_dataset("imagefolder:", "train", pixels=PREPROCESSING.pixels)
     with pytest.raises(UsageError, match="train and test"):
         data.open_dataset(f"imagefolder:{tmp_path}", "val", pixels=PREPROCESSING.pixels)
-    with pytest.raises(UsageError, match="imagefolder:DIR"):
+    with pytest.raises(NotFoundError, match="imagefolder:DIR"):
         data.open_dataset(str(tmp_path), "train", pixels=PREPROCESSING.pixels)
 
 

@@ -155,7 +155,7 @@ def test_half_of_a_set(small):
 
 
 def test_unknown_words(tmp_path):
-    with pytest.raises(UsageError, match="mnist"):
+    with pytest.raises(NotFoundError, match="mnist"):
         data.open_dataset("imagenet", "test", tmp_path)
     with pytest.raises(UsageError, match="train and test"):
         data.open_dataset("mnist", "validation", tmp_path)
