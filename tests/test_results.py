@@ -48,8 +48,8 @@ PUBLISHED = sorted((ROOT / "weights").glob("*/results.json"))
 @pytest.mark.parametrize("path", PUBLISHED, ids=lambda path: path.parent.name)
 def test_published_weights_were_trained_by_their_entry_s_recipe(path: Path) -> None:
     results = json.loads(path.read_text(encoding="utf-8"))
-    recipe = recipes.recipe(registry.get(results["name"]).recipe)
-    assert recipes.stored(results["recipe_name"], results["recipe"]) == recipe
+    recipe = registry.get(results["name"]).recipe
+    assert recipes.stored(recipe, results["recipe"]) == recipes.recipe(recipe)
 
 
 @pytest.mark.parametrize("arm", NS_ARMS, ids=lambda arm: arm.name)
