@@ -14,10 +14,9 @@ import math
 
 import click
 import numpy as np
-import torch
 
-from zoo.data.text import open_text, words_of
-from zoo.data.tokenizers import encode, open_tokenizer
+from zoo.data.tokenizers import open_tokenizer
+from zoo.training.corpus import corpus
 
 _ROUNDS = 60
 _EDGES = np.array([1, 2, 4, 8, 32, 128])  # of how often the context was seen
@@ -42,9 +41,9 @@ class Counts:
 
     def parts(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(tokens - 2, 4) probabilities of the third token on by each order, and the class of its context."""
-        context = found(self.two, self.pairs(ids)[:-1])
-        three = found(self.three, self.triples(ids))
-        two, before = found(self.two, self.pairs(ids)[1:]), self.one[ids[1:-1]]
+        context = times_of(self.two, self.pairs(ids)[:-1])
+        three = times_of(self.three, self.triples(ids))
+        two, before = times_of(self.two, self.pairs(ids)[1:]), self.one[ids[1:-1]]
         orders = [
             np.divide(three, context, out=np.zeros_like(three), where=context > 0),
             np.divide(two, before, out=np.zeros_like(two), where=before > 0),
@@ -54,7 +53,7 @@ class Counts:
         return np.stack(orders, 1), np.searchsorted(_EDGES, context, side="right")
 
 
-def found(counts: tuple[np.ndarray, np.ndarray], keys: np.ndarray) -> np.ndarray:
+def times_of(counts: tuple[np.ndarray, np.ndarray], keys: np.ndarray) -> np.ndarray:
     """How often each key was counted; 0 where it was not."""
     known, times = counts
     places = np.searchsorted(known, keys).clip(max=len(known) - 1)
@@ -79,17 +78,16 @@ def weights_of(parts: np.ndarray, classes: np.ndarray) -> np.ndarray:
 def main(tokenizer: str, dataset: str) -> None:
     """Count, fit, measure, print."""
     known = open_tokenizer(tokenizer)
-    texts = {split: open_text(dataset, split) for split in ("train", "validation", "test")}
-    # The first two tokens of a split have no context of two; the text's own end marker and one more stand before.
-    end = torch.full((2,), known.eos_token_id, dtype=torch.int32)
-    ids = {split: torch.cat((end, encode(known, text))).numpy().astype(np.int64) for split, text in texts.items()}
+    found = {split: corpus(dataset, split, known) for split in ("train", "validation", "test")}
+    # The first token of a split has no context of two: the text's own end marker stands before it twice.
+    ids = {split: np.insert(row.numpy().astype(np.int64), 0, known.eos_token_id) for split, (row, _) in found.items()}
     counts = Counts(ids["train"], len(known))
     weights = weights_of(*counts.parts(ids["validation"]))
     document: dict[str, object] = {"tokenizer": tokenizer, "dataset": dataset, "weights": weights.round(4).tolist()}
     for split in ("validation", "test"):
         parts, classes = counts.parts(ids[split])
         loss = -np.log((weights[classes] * parts).sum(1))
-        words = words_of(texts[split])
+        words = found[split][1]
         document[split] = {
             "loss": loss.mean(),
             "perplexity": math.exp(loss.mean()),

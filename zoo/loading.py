@@ -103,7 +103,7 @@ def load(
                 verify=verify,
                 local_files_only=local_files_only,
                 cache_dir=cache_dir,
-                beside=("config.json", *_language.TOKENIZER_FILES) if entry.task == "text-generation" else (),
+                beside=("config.json", *hub.TOKENIZER_FILES) if entry.task == "text-generation" else (),
             )
         model = _from_entry(entry, path, model_args)
     had, has = facts(model).get("num_classes"), getattr(model, "num_classes", None)
@@ -280,7 +280,7 @@ def _hub_folder(
         config = _config(folder)
         # A model of the zoo says whether it has a tokenizer; of anybody else's a folder without one is of no use here.
         if _language.is_language(config) and ("zoo" not in config or _language.own_of(config).tokenizer is not None):
-            for file in _language.TOKENIZER_FILES:
+            for file in hub.TOKENIZER_FILES:
                 fetched(file)
     return folder
 

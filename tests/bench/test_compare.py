@@ -13,11 +13,7 @@ from zoo.bench import run
 from zoo.bench.backends import BACKENDS
 from zoo.errors import DeviceError, NotFoundError, UsageError, ValidationError, ZooError
 
-HIDDEN = [
-    name
-    for name in registry.names(hidden=True)
-    if registry.get(name).hidden and registry.get(name).task == "image-classification"
-]
+HIDDEN = [name for name in registry.names(hidden=True, task="image-classification") if registry.get(name).hidden]
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="what happens where there is no GPU")
 
 

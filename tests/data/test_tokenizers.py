@@ -9,6 +9,7 @@ import pytest
 from transformers import AutoTokenizer
 
 import zoo
+from zoo import hub
 from zoo.data import tokenizers as module
 from zoo.data.text import open_text
 from zoo.data.tokenizers import encode, open_tokenizer, read_tokenizer, tokenizer_of, train_tokenizer
@@ -70,7 +71,7 @@ def test_saved_it_opens_in_transformers(small, tmp_path: Path) -> None:
     for other in (read_tokenizer(tmp_path), AutoTokenizer.from_pretrained(tmp_path)):
         assert other(ODD[5]).input_ids == small(ODD[5]).input_ids
         assert other.eos_token_id == small.eos_token_id == other.pad_token_id
-    assert {path.name for path in tmp_path.iterdir()} == set(module.FILES)
+    assert {path.name for path in tmp_path.iterdir()} == set(hub.TOKENIZER_FILES)
 
 
 def test_what_is_no_tokenizer(tmp_path: Path, data_of) -> None:

@@ -17,11 +17,7 @@ from zoo.export import OnnxModel, OnnxReport, to_onnx
 from zoo.export.samples import noise
 from zoo.loading import load
 
-NAMES = [
-    name
-    for name in registry.names(hidden=True)
-    if registry.get(name).hidden and registry.get(name).task == "image-classification"
-]
+NAMES = [name for name in registry.names(hidden=True, task="image-classification") if registry.get(name).hidden]
 
 
 @pytest.fixture(scope="module", params=NAMES)

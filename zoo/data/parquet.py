@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -97,6 +97,21 @@ def read_hub(
     except ZooError as error:
         raise type(error)(f"{layout.title} is not at hand: {error}; or {otherwise}") from None
     return read([path], layout)
+
+
+def texts(path: Path) -> Iterator[str]:
+    """The column `text` of a Parquet file, a row at a time; DamagedError where it is none, or holds anything else."""
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        for batch in pyarrow.parquet.ParquetFile(path).iter_batches(batch_size=256, columns=["text"]):
+            for text in batch.column(0).to_pylist():
+                if not isinstance(text, str):
+                    raise DamagedError(f"{path} holds rows that are no text; delete it and fetch it again")
+                yield text
+    except (pyarrow.ArrowException, KeyError, IndexError, OSError, UnicodeDecodeError) as error:
+        raise DamagedError(f"{path} is no Parquet file of texts ({one_line(error)[:200]}); fetch it again") from None
 
 
 def _read_file(path: Path, layout: Layout) -> tuple[np.ndarray, np.ndarray]:

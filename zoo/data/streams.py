@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 
 from zoo import hub
-from zoo.errors import DamagedError, NotFoundError, UsageError, one_line
+from zoo.data import parquet
+from zoo.data.text import SPLITS
+from zoo.errors import NotFoundError, UsageError
 
 _HELD_OUT = 500  # documents of the last shard for validation, and as many after them for test
 
@@ -25,7 +26,7 @@ class Stream:
         """The documents of one shard, which is fetched first."""
         name = self.name.format(number, self.shards)
         path = hub.fetch(self.repository, name, repo_type="dataset", local_files_only=local_files_only)
-        return _documents(path)
+        return parquet.texts(path)
 
 
 # By name; none is fetched unless it is asked for.
@@ -46,24 +47,10 @@ def documents(name: str, split: str, *, local_files_only: bool = False) -> Itera
     """
     if name not in STREAMS:
         raise NotFoundError(f"unknown stream {name!r}; there are {', '.join(STREAMS)}")
-    if split not in ("train", "validation", "test"):
-        raise UsageError(f"unknown split {split!r}; there are train, validation and test")
+    if split not in SPLITS:
+        raise UsageError(f"unknown split {split!r}; there are {', '.join(SPLITS)}")
     stream = STREAMS[name]
     if split == "train":
         return (text for number in range(stream.shards - 1) for text in stream.shard(number, local_files_only))
     first = 0 if split == "validation" else _HELD_OUT
     return islice(stream.shard(stream.shards - 1, local_files_only), first, first + _HELD_OUT)
-
-
-def _documents(path: Path) -> Iterator[str]:
-    import pyarrow
-    import pyarrow.parquet
-
-    try:
-        for batch in pyarrow.parquet.ParquetFile(path).iter_batches(batch_size=256, columns=["text"]):
-            for text in batch.column(0).to_pylist():
-                if not isinstance(text, str):
-                    raise DamagedError(f"{path} holds rows that are no text; delete it and fetch it again")
-                yield text
-    except (pyarrow.ArrowException, KeyError, IndexError, OSError, UnicodeDecodeError) as error:
-        raise DamagedError(f"{path} is no Parquet file of texts ({one_line(error)[:200]}); fetch it again") from None

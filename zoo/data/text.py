@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from zoo import hub
+from zoo.data import parquet
 from zoo.errors import DamagedError, NotFoundError, UsageError, ZooError, one_line
 from zoo.files import impostor
 
@@ -120,23 +121,12 @@ def _wikitext(size: int) -> TextSet:
         names = [f"{config}/{split}-{shard:05d}-of-{shards:05d}.parquet" for shard in range(shards)]
         paths = [hub.fetch(_WIKITEXT, name, repo_type="dataset", local_files_only=local_files_only) for name in names]
         # A row is a line; of an empty one the Hub's files leave out the blank and the end.
-        return "".join(row or " \n" for path in paths for row in _rows(path))
+        rows = [row or " \n" for path in paths for row in parquet.texts(path)]
+        if not rows:
+            raise DamagedError(f"{paths[0]} holds no rows; delete it and fetch it again")
+        return "".join(rows)
 
     return TextSet(title, _WIKITEXT, from_folder, from_hub)
-
-
-def _rows(path: Path) -> list[str]:
-    """The column `text` of a Parquet file."""
-    import pyarrow
-    import pyarrow.parquet
-
-    try:
-        rows = pyarrow.parquet.ParquetFile(path).read(["text"])["text"].to_pylist()
-    except (pyarrow.ArrowException, KeyError, OSError, UnicodeDecodeError) as error:
-        raise DamagedError(f"{path} is no Parquet file of a text ({one_line(error)[:200]}); fetch it again") from None
-    if not rows or not all(isinstance(row, str) for row in rows):
-        raise DamagedError(f"{path} holds rows that are no text; delete it and fetch it again")
-    return rows
 
 
 def _shakespeare_folder(root: Path, split: str) -> str:

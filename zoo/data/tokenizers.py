@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from zoo import hub
 from zoo.data.text import TEXTS, open_text
 from zoo.errors import DamagedError, NotFoundError, UsageError, one_line
+from zoo.hub import TOKENIZER_FILES
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 END = "<|endoftext|>"
-FILES = ("tokenizer.json", "tokenizer_config.json")
 _TRAINED = re.compile(r"(?P<text>[a-z0-9-]+)-bpe-(?P<size>[1-9]\d*)")
 _LEAST = 257  # every byte, and the end of a text
 _PIECE, _BATCH = 1 << 16, 16  # characters, at least, and pieces handed over at a time
@@ -65,7 +65,7 @@ def tokenizer_of(model: nn.Module, data_dir: str | Path | None = None) -> PreTra
     """
     own = getattr(getattr(model, "config", None), "zoo", None) or {}
     folder, name = getattr(model, "zoo_folder", None), own.get("tokenizer")
-    if folder is not None and (name is not None or (folder / FILES[0]).is_file()):
+    if folder is not None and (name is not None or (folder / TOKENIZER_FILES[0]).is_file()):
         return read_tokenizer(folder)
     if name is None:
         raise UsageError("this model has no tokenizer: it is no language model, or learned something else than text")
@@ -74,18 +74,16 @@ def tokenizer_of(model: nn.Module, data_dir: str | Path | None = None) -> PreTra
 
 def train_tokenizer(text: str, size: int) -> PreTrainedTokenizerFast:
     """A byte-level BPE of at most `size` entries, learned from `text`; what it encodes it gives back exactly."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from tokenizers import models, pre_tokenizers, trainers
 
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer = _byte_level(models.BPE())
     trainer = trainers.BpeTrainer(
         vocab_size=size,
         special_tokens=[END],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator((line for line in text.splitlines(keepends=True)), trainer)
+    tokenizer.train_from_iterator(text.splitlines(keepends=True), trainer)
     return _wrapped(tokenizer)
 
 
@@ -93,9 +91,9 @@ def read_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
     """The tokenizer in a model's folder; NotFoundError or DamagedError where there is none."""
     from transformers import PreTrainedTokenizerFast
 
-    path = folder / FILES[0]
+    path = folder / TOKENIZER_FILES[0]
     if not path.is_file():
-        raise NotFoundError(f"{folder} has no {FILES[0]}; a folder as `zoo train` writes it has one")
+        raise NotFoundError(f"{folder} has no {TOKENIZER_FILES[0]}; a folder as `zoo train` writes it has one")
     try:
         return PreTrainedTokenizerFast.from_pretrained(folder)
     except Exception as error:  # the library in Rust raises plain Exceptions
@@ -123,7 +121,7 @@ def _pieces(text: str) -> Iterator[str]:
 
 
 def _gpt2(data_dir: str | Path | None, local_files_only: bool) -> PreTrainedTokenizerFast:
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from tokenizers import models
 
     named = data_dir or os.environ.get("ZOO_DATA")
     if named:
@@ -141,14 +139,21 @@ def _gpt2(data_dir: str | Path | None, local_files_only: bool) -> PreTrainedToke
             for name in ("vocab.json", "merges.txt")
         ]
     try:
-        tokenizer = Tokenizer(models.BPE.from_file(*map(str, paths)))
+        return _wrapped(_byte_level(models.BPE.from_file(*map(str, paths))))
     except Exception as error:  # the library in Rust raises plain Exceptions
         raise DamagedError(
             f"{paths[0]} and {paths[1]} are no BPE ({one_line(error)[:200]}); fetch them again"
         ) from None
+
+
+def _byte_level(model: Any) -> Any:
+    """A tokenizer of the `tokenizers` library that cuts and joins text as GPT-2's does."""
+    from tokenizers import Tokenizer, decoders, pre_tokenizers
+
+    tokenizer = Tokenizer(model)
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    return _wrapped(tokenizer)
+    return tokenizer
 
 
 def _wrapped(tokenizer: object) -> PreTrainedTokenizerFast:

@@ -11,6 +11,7 @@ from zoo.hub.integrity import check_safetensors, sha256_of
 from zoo.registry import Entry
 
 FILE = "model.safetensors"
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 
 
 def find_weights(

@@ -24,7 +24,6 @@ class Own(msgspec.Struct, kw_only=True):
     context: registry.Size | None = None
 
 
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 # Of `from_config` itself.
 _HOW = ("attn_implementation",)
 

@@ -132,13 +132,12 @@ def _metadata(entry: registry.Entry, results: dict[str, Any]) -> dict[str, Any]:
     known = DATASETS.get(results["dataset"]) or TEXTS.get(results["dataset"])
     text = entry.task == "text-generation"
     kind = known.repository if known is not None else "text" if text else "imagefolder"
-    metric = (
-        {"type": "perplexity", "value": results["perplexity"]}
-        if results.get("perplexity") is not None
-        else {"type": "loss", "value": results["loss"]}
-        if "loss" in results and "correct" not in results
-        else {"type": "accuracy", "value": results["correct"] / results["total"]}
-    )
+    if "correct" in results:
+        metric = {"type": "accuracy", "value": results["correct"] / results["total"]}
+    elif results["perplexity"] is not None:
+        metric = {"type": "perplexity", "value": results["perplexity"]}
+    else:
+        metric = {"type": "loss", "value": results["loss"]}
     dataset = {"name": results["dataset"], "type": kind, "split": results["split"]}
     return {
         **({"license": entry.license} if entry.license else {}),

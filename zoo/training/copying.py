@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,11 +14,8 @@ from zoo.data.augment import to_device
 from zoo.errors import DamagedError, UsageError
 from zoo.loading import facts, load
 from zoo.modes import evaluating
-from zoo.training import language
 from zoo.training.job import Job
-from zoo.training.language import language_model
-from zoo.training.recipes import text_recipe
-from zoo.training.task import Task
+from zoo.training.language import LanguageTask, check_context, language_model
 
 DATASET = "copy"
 _ALPHABET = 64
@@ -61,7 +58,8 @@ def evaluate_copy(model: nn.Module, context: int, split: str = "test", batch_siz
     """
     if split not in _SEEDS:
         raise UsageError(f"the copy task is tested on {' or '.join(_SEEDS)}, not on {split!r}")
-    _check_sizes(model, context)
+    _check_vocabulary(model)
+    check_context(model, context)
     rows = sequences(_HELD_OUT, context, _SEEDS[split])
     device = next(model.parameters()).device
     correct, loss = 0, 0.0
@@ -76,22 +74,16 @@ def evaluate_copy(model: nn.Module, context: int, split: str = "test", batch_siz
     return CopyEvaluation(100 * correct / total, correct, total, loss / total, context)
 
 
-class CopyTask(Task):
+class CopyTask(LanguageTask):
     """Sequences of the copy task; cross-entropy of their second halves, and the share of tokens that are right."""
 
-    library: ClassVar[str] = "transformers"
-    samples: ClassVar[str] = "sequences"
-    unit: ClassVar[str] = "tokens"
-    split: ClassVar[str] = "validation"
-
     def __init__(self, job: Job, *, resumed: bool = False) -> None:
-        self.job, self.recipe = job, text_recipe(job.recipe, job.recipe_name, job.name)
+        super().__init__(job)
         if self.recipe.samples is None:
             raise UsageError(f"the copy task has no end: say how many, --set samples=20000; or --recipe {DATASET}")
         model = language_model(job, self.recipe, resumed=resumed)
-        _check_sizes(model, self.recipe.context)
+        _check_vocabulary(model)
         self.size = self.recipe.samples
-        self.per_sample = self.recipe.context
         self.data = sequences(self.size, self.recipe.context, self.recipe.seed)
         self.data_facts = {"sequences": self.size, "context": self.recipe.context}
         facts(model).update(context=self.recipe.context, tokenizer=None, dataset=DATASET)
@@ -122,22 +114,14 @@ class CopyTask(Task):
         """The share of right tokens, and the loss."""
         return f"accuracy {figures['accuracy']:.2f} %, loss {figures['loss']:.4f}"
 
-    def save(self, folder: Path) -> None:
-        """Weights and configuration; the task has no tokenizer."""
-        language.save(self.model, folder, self.recipe.storage)
-
     def results(self, folder: Path) -> dict[str, Any]:
         """On test sequences."""
         return {"split": "test", **evaluate_copy(load(str(folder.resolve())), self.recipe.context).to_dict()}
 
 
-def _check_sizes(model: Any, context: int) -> None:
+def _check_vocabulary(model: Any) -> None:
     if model.config.vocab_size < _ALPHABET:
         raise UsageError(f"the copy task has {_ALPHABET} tokens, the model {model.config.vocab_size}")
-    if context > model.config.max_position_embeddings:
-        raise UsageError(
-            f"context {context} is more than the {model.config.max_position_embeddings} tokens of the model"
-        )
 
 
 def _second_half(model: nn.Module, rows: Tensor) -> tuple[Tensor, Tensor]:

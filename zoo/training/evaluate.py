@@ -10,14 +10,13 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
 
 from zoo.data import DATASETS, ImageArrays, open_dataset
 from zoo.data.preprocessing import Preprocessing
 from zoo.data.tokenizers import tokenizer_of
 from zoo.errors import DamagedError, UsageError
 from zoo.loading import facts, load
-from zoo.modes import evaluating
+from zoo.modes import evaluating, takes_text
 from zoo.training import copying
 from zoo.training.copying import CopyEvaluation
 from zoo.training.corpus import corpus
@@ -95,7 +94,7 @@ def evaluate_named(
     if data == "":
         raise UsageError("--data is empty; leave it out, or name a data set")
     model = load(name, device=device)
-    text = isinstance(model, PreTrainedModel)
+    text = takes_text(model)
     dataset = data or facts(model).get("dataset")
     if dataset is None:
         raise UsageError(
@@ -126,7 +125,7 @@ def evaluate_named(
 
 
 def _evaluate_text(
-    model: PreTrainedModel,
+    model: Any,
     name: str,
     dataset: str,
     split: str,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -16,7 +16,8 @@ from zoo.files import write_json
 from zoo.loading import load
 from zoo.training import result
 from zoo.training.job import Job
-from zoo.training.recipes import TextRecipe
+from zoo.training.recipes import TextRecipe, of_kind
+from zoo.training.task import Task
 
 
 def language_model(
@@ -30,9 +31,7 @@ def language_model(
     """
     torch.manual_seed(recipe.seed)
     model: Any = load(job.name, pretrained=False, **job.model_args)
-    longest = model.config.max_position_embeddings
-    if recipe.context > longest:
-        raise UsageError(f"context {recipe.context} is more than the {longest} tokens of {job.name}")
+    check_context(model, recipe.context)
     if job.init is not None and not resumed:
         _start_from(model, job, tokenizer)
     if not recipe.fused_attention:
@@ -42,12 +41,32 @@ def language_model(
     return model.train()
 
 
-def save(model: Any, folder: Path, storage: str) -> None:
-    """Write weights in the type `storage`, configuration and generation defaults, each atomically."""
-    result.save_weights(model, folder / hub.WEIGHTS_FILE, getattr(torch, storage))
-    config = {**model.config.to_diff_dict(), "architectures": [type(model).__name__], "dtype": storage}
-    write_json(folder / "config.json", config)
-    write_json(folder / "generation_config.json", model.generation_config.to_diff_dict())
+class LanguageTask(Task):
+    """What the trainings of a language model share: what they count in, and what transformers reads of the folder."""
+
+    library: ClassVar[str] = "transformers"
+    samples: ClassVar[str] = "sequences"
+    unit: ClassVar[str] = "tokens"
+    split: ClassVar[str] = "validation"
+
+    def __init__(self, job: Job) -> None:
+        self.job, self.recipe = job, of_kind(TextRecipe, job.recipe, job.recipe_name, job.name)
+        self.per_sample = self.recipe.context
+
+    def save(self, folder: Path) -> None:
+        """Weights, configuration and generation defaults, each atomically."""
+        model: Any = self.model
+        result.save_weights(model, folder / hub.WEIGHTS_FILE, getattr(torch, self.recipe.storage))
+        architecture = {"architectures": [type(model).__name__], "dtype": self.recipe.storage}
+        write_json(folder / "config.json", model.config.to_diff_dict() | architecture)
+        write_json(folder / "generation_config.json", model.generation_config.to_diff_dict())
+
+
+def check_context(model: Any, context: int) -> None:
+    """UsageError where `context` is more than the model's."""
+    longest = int(model.config.max_position_embeddings)
+    if context > longest:
+        raise UsageError(f"context {context} is more than the {longest} tokens of the model")
 
 
 def _start_from(model: nn.Module, job: Job, tokenizer: PreTrainedTokenizerFast | None) -> None:

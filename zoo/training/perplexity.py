@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from zoo.errors import DamagedError, UsageError
 from zoo.modes import evaluating
+from zoo.training.language import check_context
 
 
 @dataclass(frozen=True)
@@ -58,10 +59,7 @@ def perplexity(
     Raises UsageError for a text without a token to predict, or a window that cannot move or is longer than the model's
     context; DamagedError for NaN.
     """
-    config: Any = model.config
-    longest = int(config.max_position_embeddings)
-    if context > longest:
-        raise UsageError(f"the window of {context} tokens is more than the {longest} of the model's context")
+    check_context(model, context)
     step = max(context // 2, 1) if stride is None else stride
     if context < 1 or batch_size < 1 or not 1 <= step <= context:
         raise UsageError(f"the window of {context} tokens cannot be moved by {step}; from 1 to its length it can")

@@ -19,7 +19,7 @@ from zoo.training import result
 from zoo.training.augmentation import augmented
 from zoo.training.evaluate import evaluate
 from zoo.training.job import Job
-from zoo.training.recipes import image_recipe
+from zoo.training.recipes import ImageRecipe, of_kind
 from zoo.training.task import Task
 
 # Arguments of an architecture that decide the shape of its weights in a way that loading can adapt.
@@ -35,7 +35,7 @@ class ImageTask(Task):
     split: ClassVar[str] = "test"
 
     def __init__(self, job: Job, *, resumed: bool = False) -> None:
-        self.job, self.recipe = job, image_recipe(job.recipe, job.recipe_name, job.name)
+        self.job, self.recipe = job, of_kind(ImageRecipe, job.recipe, job.recipe_name, job.name)
         self.model, self.data, self.test = model_and_data(job, resumed=resumed)
         self.preprocessing = Preprocessing.of(self.model)
         self.size, self.repeats = len(self.data), self.recipe.repeats
@@ -113,7 +113,7 @@ def model_and_data(job: Job, *, resumed: bool = False) -> tuple[nn.Module, Image
     NotFoundError, DamagedError, UsageError
         What `zoo.load` and `zoo.data.open_dataset` raise; weights to start from that are another architecture's.
     """
-    recipe = image_recipe(job.recipe, job.recipe_name, job.name)
+    recipe = of_kind(ImageRecipe, job.recipe, job.recipe_name, job.name)
     arguments = dict(job.model_args)
     if recipe.drop_path is not None:
         arguments.setdefault("drop_path_rate", recipe.drop_path)

@@ -103,6 +103,20 @@ _HEAVY: dict[str, Any] = {
     "label_smoothing": 0.1,
 }
 
+_CIFAR_CPU: dict[str, Any] = {
+    "batch_size": 32,
+    "lr": 5e-4,
+    "warmup": 0.2,
+    "flip": True,
+    "drop_path": 0.0,
+    "fused_attention": False,
+    "precision": "bf16",
+    "log_every": 100,
+    "save_every": 250,
+    "test_every": 6,
+    "storage": "float16",
+}
+
 RECIPES: dict[str, ImageRecipe | TextRecipe] = {
     "mnist": ImageRecipe(epochs=16, lr=1e-3, warmup=0.1, shift=1),
     # Every number of arXiv 2609.27735, its gaps filled from the code it follows, that of arXiv 2112.13492; where this
@@ -120,36 +134,9 @@ RECIPES: dict[str, ImageRecipe | TextRecipe] = {
     ),
     # What one CPU core does in about an hour. Rate, batch and augmentation were chosen on held-out training pictures
     # and are the same for all arms: docs/results/ns-cifar.md.
-    "cifar-cpu": ImageRecipe(
-        epochs=6,
-        batch_size=32,
-        lr=5e-4,
-        warmup=0.2,
-        flip=True,
-        drop_path=0.0,
-        fused_attention=False,
-        precision="bf16",
-        log_every=100,
-        save_every=250,
-        test_every=6,
-        storage="float16",
-    ),
+    "cifar-cpu": ImageRecipe(epochs=6, **_CIFAR_CPU),
     # Twice as long, and with small shifts, as the networks know their pictures after six epochs without.
-    "cifar-cpu-12": ImageRecipe(
-        epochs=12,
-        batch_size=32,
-        lr=5e-4,
-        warmup=0.2,
-        flip=True,
-        shift=2,
-        drop_path=0.0,
-        fused_attention=False,
-        precision="bf16",
-        log_every=100,
-        save_every=250,
-        test_every=6,
-        storage="float16",
-    ),
+    "cifar-cpu-12": ImageRecipe(epochs=12, shift=2, **_CIFAR_CPU),
     "test-cifar": ImageRecipe(
         epochs=1,
         batch_size=32,
@@ -202,17 +189,11 @@ def recipe(name: str | None) -> ImageRecipe | TextRecipe:
     return RECIPES[name]
 
 
-def text_recipe(given: Recipe, recipe_name: str, name: str) -> TextRecipe:
-    """`given`; UsageError where it is no recipe for text, which is what the entry `name` learns from."""
-    if not isinstance(given, TextRecipe):
-        raise UsageError(f"recipe {recipe_name} is for pictures, and {name} learns from text")
-    return given
-
-
-def image_recipe(given: Recipe, recipe_name: str, name: str) -> ImageRecipe:
-    """`given`; UsageError where it is no recipe for pictures, which is what the entry `name` learns from."""
-    if not isinstance(given, ImageRecipe):
-        raise UsageError(f"recipe {recipe_name} is for text, and {name} learns from pictures")
+def of_kind(kind: type[R], given: Recipe, recipe_name: str, name: str) -> R:
+    """`given`; UsageError where it is no recipe of the `kind` that the entry `name` learns by."""
+    if not isinstance(given, kind):
+        other, own = ("text", "pictures") if kind is ImageRecipe else ("pictures", "text")
+        raise UsageError(f"recipe {recipe_name} is for {other}, and {name} learns from {own}")
     return given
 
 

@@ -30,7 +30,7 @@ FILE = "results.json"
 # What a finished folder holds; of a language model the last three too.
 FILES = (
     *(hub.WEIGHTS_FILE, "config.json", "README.md", FILE, log.FILE),
-    *("generation_config.json", "tokenizer.json", "tokenizer_config.json"),
+    *("generation_config.json", *hub.TOKENIZER_FILES),
 )
 
 
@@ -87,8 +87,7 @@ def save_weights(model: nn.Module, path: Path, dtype: torch.dtype = torch.float3
     """
     # One key only: several are written in a random order, and the hash of equal weights would differ.
     metadata = {"format": "pt"}
-    first = {id(parameter): name for name, parameter in reversed(list(model.named_parameters(remove_duplicate=False)))}
-    others = {name for name, one in model.named_parameters(remove_duplicate=False) if first[id(one)] != name}
+    others = dict(model.named_parameters(remove_duplicate=False)).keys() - dict(model.named_parameters()).keys()
     tensors = {
         name: tensor.detach().to("cpu", dtype if tensor.is_floating_point() else tensor.dtype).contiguous()
         for name, tensor in model.state_dict().items()

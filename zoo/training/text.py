@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,25 +17,17 @@ from zoo.data.tokenizers import open_tokenizer
 from zoo.errors import UsageError
 from zoo.files import staged
 from zoo.loading import facts, load
-from zoo.training import language
 from zoo.training.corpus import corpus
 from zoo.training.job import Job
-from zoo.training.language import language_model
+from zoo.training.language import LanguageTask, language_model
 from zoo.training.perplexity import perplexity
-from zoo.training.recipes import text_recipe
-from zoo.training.task import Task
 
 
-class TextTask(Task):
+class TextTask(LanguageTask):
     """A text as one row of tokens, cut into sequences; cross-entropy of the next token, and perplexity."""
 
-    library: ClassVar[str] = "transformers"
-    samples: ClassVar[str] = "sequences"
-    unit: ClassVar[str] = "tokens"
-    split: ClassVar[str] = "validation"
-
     def __init__(self, job: Job, *, resumed: bool = False) -> None:
-        self.job, self.recipe = job, text_recipe(job.recipe, job.recipe_name, job.name)
+        super().__init__(job)
         entry = registry.get(job.name)
         if entry.tokenizer is None:
             raise UsageError(f"{job.name} has no tokenizer in the registry")
@@ -57,7 +49,6 @@ class TextTask(Task):
         self.tokens = len(self.ids["train"]) - 1
         whole = self.tokens // self.context
         self.size = min(self.recipe.samples or whole, whole)
-        self.per_sample = self.context
         digests = {split: hashlib.sha256(ids.numpy().data).hexdigest() for split, ids in self.ids.items()}
         self.data_facts = {"tokens": self.tokens, "sha256": digests}
         for key in ("bos_token_id", "eos_token_id", "pad_token_id"):
@@ -103,7 +94,7 @@ class TextTask(Task):
 
     def save(self, folder: Path) -> None:
         """Weights, configuration, generation defaults and tokenizer, as transformers reads them."""
-        language.save(self.model, folder, self.recipe.storage)
+        super().save(folder)
         with staged(folder / "tokenizer.json") as path:
             self.tokenizer.save_pretrained(path.parent)
 
