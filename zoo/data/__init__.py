@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +9,8 @@ from pathlib import Path
 from zoo.data import cifar, mnist
 from zoo.data.arrays import ImageArrays, batch_of_step
 from zoo.data.imagefolder import Pixels, read_image_folder
-from zoo.errors import DamagedError, NotFoundError, UsageError
+from zoo.data.places import from_folder_or_hub
+from zoo.errors import NotFoundError, UsageError
 
 __all__ = [
     "DATASETS",
@@ -90,16 +90,9 @@ def open_dataset(
     if name not in DATASETS:
         raise NotFoundError(f"unknown data set {name!r}; the zoo reads {', '.join(DATASETS)} and {IMAGE_FOLDER}DIR")
     dataset = DATASETS[name]
-    named = data_dir or os.environ.get("ZOO_DATA")
-    if not named:
-        return dataset.from_hub(split, local_files_only)
-    root = Path(named).expanduser()
-    try:
-        if root.is_dir():
-            return dataset.from_folder(root, split)
-    except OSError as error:
-        raise DamagedError(f"{error.filename or root} cannot be read ({error.strerror}); see its permissions") from None
-    raise NotFoundError(
-        f"there is no data folder {root}; name one with --data-dir or ZOO_DATA, or leave both out to fetch"
-        f" {name} from the Hub"
+    return from_folder_or_hub(
+        name,
+        data_dir,
+        lambda root: dataset.from_folder(root, split),
+        lambda: dataset.from_hub(split, local_files_only),
     )

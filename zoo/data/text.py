@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import os
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from pathlib import Path
 
 from zoo import hub
 from zoo.data import parquet
+from zoo.data.places import from_folder_or_hub
 from zoo.errors import DamagedError, NotFoundError, UsageError, ZooError, one_line
 from zoo.files import impostor
 
@@ -56,21 +56,15 @@ def open_text(name: str, split: str, data_dir: str | Path | None = None, *, loca
         return _part(_read(Path(file).expanduser()), split)
     if name not in TEXTS:
         raise NotFoundError(f"unknown text {name!r}; the zoo reads {', '.join(TEXTS)} and {TEXT_FILE}FILE")
-    named = data_dir or os.environ.get("ZOO_DATA")
-    if not named:
+    known = TEXTS[name]
+
+    def from_hub() -> str:
         try:
-            return TEXTS[name].from_hub(split, local_files_only)
+            return known.from_hub(split, local_files_only)
         except ZooError as error:
-            raise type(error)(
-                f"{TEXTS[name].title} is not at hand: {error}; or name its folder with --data-dir"
-            ) from None
-    root = Path(named).expanduser()
-    if not root.is_dir():
-        raise NotFoundError(
-            f"there is no data folder {root}; name one with --data-dir or ZOO_DATA, or leave both out to fetch"
-            f" {name} from the Hub"
-        )
-    return TEXTS[name].from_folder(root, split)
+            raise type(error)(f"{known.title} is not at hand: {error}; or name its folder with --data-dir") from None
+
+    return from_folder_or_hub(name, data_dir, lambda root: known.from_folder(root, split), from_hub)
 
 
 def words_of(text: str) -> int:
