@@ -134,11 +134,14 @@ def generate(name: str, prompt: str, device: str, as_json: bool, **options: Any)
     An empty prompt starts a text.
     """
     from zoo.generation import continuation
+    from zoo.layers import store_column_major
     from zoo.loading import load
 
     if prompt == "-":
         prompt = sys.stdin.read()
     model = load(name, device=device)
+    if device.startswith("cpu"):
+        store_column_major(model)
     unsaid = [prompt]  # until the first of the new text comes: an error leaves stdout empty
 
     def say(piece: str) -> None:

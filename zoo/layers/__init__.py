@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from zoo.layers.initialisation import scaled_uniform_orthogonal_, stiefel_
 from zoo.layers.insertion import Insertion, insert_newton_schulz
+from zoo.layers.layout import store_column_major
 from zoo.layers.manifold import ManifoldUpdate
 from zoo.layers.mlp import GELU_GAIN, OrthogonalMlp
 from zoo.layers.newton_schulz import NewtonSchulzAttention, NewtonSchulzWindowAttention
@@ -22,4 +23,5 @@ __all__ = [
     "replace_attention",
     "scaled_uniform_orthogonal_",
     "stiefel_",
+    "store_column_major",
 ]
