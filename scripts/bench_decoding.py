@@ -1,6 +1,6 @@
 """Tokens a second of a language model of the zoo beside transformers' GPT-2 of equal sizes: decoding and prefill.
 
-    python scripts/bench_decoding.py [NAME] [--tokens 64] [--prompt 512] [--rounds 5]
+    python scripts/bench_decoding.py [NAME] [--tokens 64] [--prompt 512] [--rounds 5] [--device cpu]
 
 Both decode greedily with their cache at batch 1 in float32, by transformers' own `generate`; both have random weights,
 equal layers, width, heads and vocabulary. GPT-2 has its weights column by column in memory; ours is measured as it is
@@ -35,7 +35,7 @@ def decode(model: PreTrainedModel, prompt: torch.Tensor, tokens: int) -> Callabl
     """One call generates so many tokens after the prompt."""
     how = {"max_new_tokens": tokens, "min_new_tokens": tokens, "do_sample": False, "pad_token_id": 0}
     mask = torch.ones_like(prompt)
-    return lambda: model.generate(prompt, attention_mask=mask, **how)
+    return lambda: model.generate(prompt, attention_mask=mask, **how).cpu()  # which waits for the device
 
 
 def prefill(model: PreTrainedModel, prompt: torch.Tensor) -> Callable[[], object]:
@@ -43,7 +43,7 @@ def prefill(model: PreTrainedModel, prompt: torch.Tensor) -> Callable[[], object
 
     @torch.inference_mode()
     def run() -> object:
-        return model(prompt, use_cache=True, logits_to_keep=1)
+        return model(prompt, use_cache=True, logits_to_keep=1).logits.cpu()
 
     return run
 
@@ -68,16 +68,19 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--prompt", type=int, default=512)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--device", default="cpu")
     given = parser.parse_args()
     torch.manual_seed(0)
     ours = zoo.load(given.name, pretrained=False)
     laid = copy.deepcopy(ours)
     store_column_major(laid)
     models = {given.name: ours, f"{given.name} column-major": laid, "gpt2": gpt2_like(ours)}
+    for model in models.values():
+        model.to(given.device)
     for name in (given.name, "gpt2"):
         print(f"{name}: {sum(parameter.numel() for parameter in models[name].parameters()):,} parameters")
-    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, float32, batch 1")
-    short, long = torch.randint(1, 8000, (1, 16)), torch.randint(1, 8000, (1, given.prompt))
+    print(f"torch {torch.__version__}, {given.device}, {torch.get_num_threads()} threads, float32, batch 1")
+    short, long = (torch.randint(1, 8000, (1, length), device=given.device) for length in (16, given.prompt))
     decoding = seconds({name: decode(model, short, given.tokens) for name, model in models.items()}, given.rounds)
     reading = seconds({name: prefill(model, long) for name, model in models.items()}, 4 * given.rounds)
     for what, times, count in (("decoding", decoding, given.tokens), ("prefill", reading, given.prompt)):

@@ -1,10 +1,12 @@
 """Write docs/results/ns-cifar.md's tables and picture from what lies beside it.
 
     python scripts/figure_ns_cifar.py                collect nothing, write tables and picture from what is there
-    python scripts/figure_ns_cifar.py --runs DIR     first take over logs and results of DIR/NAME, measure the spectra
+    python scripts/figure_ns_cifar.py --runs DIR     first take over logs and results of DIR/NAME and DIR/longer/NAME,
+                                                     measure the spectra
     python scripts/figure_ns_cifar.py --check        write nothing; fail where a table is not what the files say
 
-The models are trained with `zoo train NAME --output DIR/NAME`, seed 0; those that are not in DIR keep what is there.
+The models are trained with `zoo train NAME --recipe cifar-cpu --output DIR/NAME` and `zoo train NAME --recipe
+cifar-cpu-12 --output DIR/longer/NAME`, seed 0; those that are not in DIR keep what is there.
 """
 
 from __future__ import annotations
@@ -37,6 +39,7 @@ PAIRS = {
     ("Swin", "CIFAR-100"): ("swin-cifar100", "ns-swin-cifar100"),
 }
 NAMES = [name for names in PAIRS.values() for name in names]
+LONGER = ["longer/ns-swin-cifar10"]
 # Of the source (arXiv 2609.27735): the differences of table 1 as stated there, of unrounded means; section 3.4.
 SOURCE_DIFFERENCE = {
     ("ViT", "CIFAR-10"): "+0.38",
@@ -72,17 +75,18 @@ def accuracy_table() -> str:
     return table([*head, "source: softmax", "source: NS", "difference"], rows)
 
 
-def runs_table() -> str:
+def runs_table(names: list[str]) -> str:
     """One line a training: what it cost."""
     rows = []
-    for name in NAMES:
+    for name in names:
         found = stored(name, "results.json")
         if found is None:
-            rows.append([f"`{name}`", *[NOT_YET] * 6])
+            rows.append([f"`{Path(name).name}`", *[NOT_YET] * 6])
             continue
         samples = found["steps"] * found["recipe"]["batch_size"]
         cost = [f"{found['steps']:,}", f"{samples:,}", f"{found['training_seconds'] / 60:.0f}"]
-        rows.append([f"`{name}`", *cost, f"{found['top1']:.2f}", f"{found['loss']:.3f}", f"`{found['trained_by']}`"])
+        trained = f"`zoo train {found['name']} --recipe {found['recipe_name']}`"
+        rows.append([f"`{found['name']}`", *cost, f"{found['top1']:.2f}", f"{found['loss']:.3f}", trained])
     return table(["Training", "steps", "samples", "minutes", "top-1 in %", "test loss", "command"], rows, left=(0, 6))
 
 
@@ -90,13 +94,19 @@ def spectra_table() -> str:
     """p_1 and the effective rank of every model, beside the source's."""
     rows = []
     for pair, names in PAIRS.items():
-        for name, label, (p1, rank) in zip(names, ("softmax", "NS"), SOURCE_SPECTRA[pair], strict=True):
-            ours = stored(name, "spectra.json")
-            measured = [NOT_YET] * 3
-            if ours is not None:
-                measured = [f"{ours['leading']:.2f}", f"{ours['effective_rank']:.2f}", f"{ours['matrices']:,}"]
-            rows.append([f"{' '.join(pair)}, {label}", *measured, f"{p1:.2f}", f"{rank:.2f}"])
+        for name, label, source in zip(names, ("softmax", "NS"), SOURCE_SPECTRA[pair], strict=True):
+            rows.append(_spectra_row(name, f"{' '.join(pair)}, {label}", source))
+            if (longer := f"longer/{name}") in LONGER:
+                rows.append(_spectra_row(longer, f"{' '.join(pair)}, {label}, twelve epochs", source))
     return table(["Model", "p₁", "effective rank", "matrices", "source: p₁", "source: effective rank"], rows)
+
+
+def _spectra_row(name: str, label: str, source: tuple[float, float]) -> list[str]:
+    ours = stored(name, "spectra.json")
+    measured = [NOT_YET] * 3
+    if ours is not None:
+        measured = [f"{ours['leading']:.2f}", f"{ours['effective_rank']:.2f}", f"{ours['matrices']:,}"]
+    return [label, *measured, *(f"{value:.2f}" for value in source)]
 
 
 def selection_table() -> str:
@@ -120,8 +130,8 @@ def selection_table() -> str:
 
 def page() -> str:
     """The page with its tables written anew."""
-    tables = {"accuracy": accuracy_table(), "runs": runs_table(), "spectra": spectra_table()}
-    return with_tables(PAGE, {**tables, "selection": selection_table()})
+    tables = {"accuracy": accuracy_table(), "runs": runs_table(NAMES), "longer": runs_table(LONGER)}
+    return with_tables(PAGE, {**tables, "spectra": spectra_table(), "selection": selection_table()})
 
 
 def picture() -> None:
@@ -159,7 +169,7 @@ def collect(runs: Path) -> None:
         kept = ("name", "top1", "loss", "recipe")
         choices = [{key: run[key] for key in kept} for run in sorted(chosen, key=lambda run: run["top1"])]
         write_json(DATA / "selection.json", choices)
-    for name in NAMES:
+    for name in NAMES + LONGER:
         if not (runs / name / "results.json").is_file():
             continue
         results = take_over(runs, name, DATA)
