@@ -80,7 +80,8 @@ def main() -> None:
     for name in (given.name, "gpt2"):
         print(f"{name}: {sum(parameter.numel() for parameter in models[name].parameters()):,} parameters")
     print(f"torch {torch.__version__}, {given.device}, {torch.get_num_threads()} threads, float32, batch 1")
-    short, long = (torch.randint(1, 8000, (1, length), device=given.device) for length in (16, given.prompt))
+    most = ours.config.vocab_size
+    short, long = (torch.randint(1, most, (1, length), device=given.device) for length in (16, given.prompt))
     decoding = seconds({name: decode(model, short, given.tokens) for name, model in models.items()}, given.rounds)
     reading = seconds({name: prefill(model, long) for name, model in models.items()}, 4 * given.rounds)
     for what, times, count in (("decoding", decoding, given.tokens), ("prefill", reading, given.prompt)):
