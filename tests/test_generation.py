@@ -135,11 +135,25 @@ def test_a_character_of_several_tokens_comes_whole_and_no_part_of_a_stop(
         ({"top_p": 1.1}, "top-p"),
         ({"stop": [""]}, "not empty"),
         ({"stop": "word"}, "stop"),
+        ({"prompt": "a\udcff b"}, "no UTF-8"),
     ],
 )
 def test_what_makes_no_sense_is_refused(how, words, model) -> None:
     with pytest.raises(UsageError, match=words):
-        generate(model, "The", **how)
+        generate(model, **{"prompt": "The", **how})
+
+
+def test_hardly_any_temperature_is_none(model) -> None:
+    coldest = generate(model, "The", max_new_tokens=10, temperature=0)
+    for temperature in (1e-6, 1e-7, 1e-45, 1e-310):
+        assert generate(model, "The", max_new_tokens=10, temperature=temperature, top_k=None) == coldest
+
+
+def test_a_model_of_a_relative_folder_keeps_its_tokenizer(folder: Path, monkeypatch: pytest.MonkeyPatch, model) -> None:
+    monkeypatch.chdir(folder.parent)
+    other = zoo.load(folder.name)
+    monkeypatch.chdir("/")
+    assert generate(other, "The", max_new_tokens=3) == generate(model, "The", max_new_tokens=3)
 
 
 def test_other_models_and_damaged_ones(folder: Path) -> None:
@@ -168,6 +182,8 @@ def test_the_command(folder: Path, run_zoo: Callable[..., subprocess.CompletedPr
         (["export", "--onnx", folder], 2),
         (["bench", "test-mgt-lm"], 2),
         (["bench", folder], 2),
+        (["generate", folder, b"a\xffb"], 2),
     ):
         done = run_zoo(*words)
         assert done.returncode == code and not done.stdout and done.stderr.count("\n") == 1, (words, done.stderr)
+    assert "only image models are exported" in run_zoo("export", "--onnx", folder).stderr

@@ -119,6 +119,27 @@ def test_weights_of_another_size_or_kind(folder: Path) -> None:
         zoo.load(folder)
 
 
+def test_weights_in_several_files_are_told_as_such(folder: Path, tmp_path: Path) -> None:
+    zoo.load(folder).save_pretrained(tmp_path / "parts", max_shard_size="20KB")
+    with pytest.raises(NotFoundError, match="several files"):
+        zoo.load(tmp_path / "parts")
+
+
+def test_models_of_transformers_that_know_no_limit_generate_too(folder: Path, tmp_path: Path) -> None:
+    from transformers import BloomConfig, BloomForCausalLM, T5Config, T5ForConditionalGeneration
+
+    config = BloomConfig(vocab_size=512, hidden_size=16, n_layer=1, n_head=2)
+    BloomForCausalLM(config).save_pretrained(tmp_path / "bloom")
+    shutil.copy(folder / "tokenizer.json", tmp_path / "bloom")
+    shutil.copy(folder / "tokenizer_config.json", tmp_path / "bloom")
+    assert zoo.generation.continuation(zoo.load(tmp_path / "bloom"), "The", max_new_tokens=3).tokens == 3
+    small = T5Config(vocab_size=512, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2)
+    T5ForConditionalGeneration(small).save_pretrained(tmp_path / "t5")
+    with pytest.raises(DamagedError, match="describes no model") as caught:
+        zoo.load(tmp_path / "t5")
+    assert len(str(caught.value)) < 600
+
+
 def test_an_image_model_saved_by_transformers_is_an_image_model(tmp_path: Path) -> None:
     from transformers import AutoModelForImageClassification
 

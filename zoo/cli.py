@@ -138,7 +138,10 @@ def generate(name: str, prompt: str, device: str, as_json: bool, **options: Any)
     from zoo.loading import load
 
     if prompt == "-":
-        prompt = sys.stdin.read()
+        try:
+            prompt = sys.stdin.buffer.read().decode("utf-8")
+        except UnicodeDecodeError:
+            raise UsageError("the prompt on stdin is no UTF-8 text") from None
     model = load(name, device=device)
     if device.startswith("cpu"):
         store_column_major(model)
@@ -284,7 +287,10 @@ def _samples(model: Any, data_dir: str | None) -> Any:
     from zoo.data import open_dataset
     from zoo.data.preprocessing import Preprocessing
     from zoo.export import samples_of
+    from zoo.modes import takes_text
 
+    if takes_text(model):
+        return None  # it is refused by the exporter, which says why
     preprocessing = Preprocessing.of(model)
     if model.pretrained_cfg.get("dataset") is None:
         click.echo(

@@ -13,10 +13,13 @@ from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel, 
 
 from zoo.data.tokenizers import tokenizer_of
 from zoo.errors import DamagedError, UsageError
-from zoo.modes import evaluating, takes_text
+from zoo.modes import context_of, evaluating, takes_text
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
+
+
+_GREEDY = 1e-6  # below this temperature float32 draws the likeliest or overflows
 
 
 @dataclass(frozen=True)
@@ -82,7 +85,8 @@ def continuation(
     ----------
     prompt : an empty one starts a text.
     max_new_tokens : at most so many; fewer where the model's context is full.
-    temperature : 0 takes the likeliest token each time; else tokens are drawn from the softmax of logits / temperature.
+    temperature : 0 takes the likeliest token each time, and so does anything below a millionth, where nothing else is
+        ever drawn; else tokens are drawn from the softmax of logits / temperature.
     top_k : draw from the so many likeliest alone; None, or more than there are, from all.
     top_p : draw from the fewest tokens that have this share of the probability together; None from all.
     stop : texts at which to end; they need not be tokens, and are not part of the answer.
@@ -92,23 +96,28 @@ def continuation(
     Raises
     ------
     UsageError
-        A parameter out of its range, a prompt that fills the context, or a model that is no language model.
+        A parameter out of its range, a prompt that is no Unicode text or fills the context, or a model that is no
+        language model.
     DamagedError
         The model answers with NaN or infinity.
     """
     if not isinstance(model, PreTrainedModel) or not takes_text(model):
         raise UsageError("this model does not generate text; `zoo list` shows which do")
     _check(max_new_tokens, temperature, top_k, top_p, stop)
+    try:
+        prompt.encode("utf-8")
+    except UnicodeEncodeError:
+        raise UsageError("the prompt is no UTF-8 text") from None
     tokenizer = tokenizer_of(model)
     start = [] if prompt else [tokenizer.eos_token_id]
     ids = start + tokenizer(prompt, add_special_tokens=False)["input_ids"]
-    context = int(model.config.max_position_embeddings)
-    if len(ids) >= context:
+    context = context_of(model)
+    if context is not None and len(ids) >= context:
         raise UsageError(
             f"the prompt has {len(ids)} tokens, and the model's context is {context}; shorten it to {context - 1}"
         )
-    most = min(max_new_tokens, context - len(ids))
-    drawn = temperature > 0
+    most = max_new_tokens if context is None else min(max_new_tokens, context - len(ids))
+    drawn = temperature >= _GREEDY
     how: dict[str, Any] = {"do_sample": drawn}
     if drawn:
         how |= {"temperature": temperature, "top_k": top_k or 0, "top_p": 1.0 if top_p is None else top_p}

@@ -169,6 +169,11 @@ def _fill(model: nn.Module, path: Path) -> None:
 def _from_folder(folder: Path, pretrained: bool, model_args: dict[str, Any]) -> nn.Module:
     config = _config(folder)
     if pretrained:
+        if (folder / f"{hub.WEIGHTS_FILE}.index.json").is_file():
+            raise NotFoundError(
+                f"the weights in {folder} lie in several files, which only transformers reads; in one file they can be"
+                ' loaded here: AutoModelForCausalLM.from_pretrained(...).save_pretrained(..., max_shard_size="100GB")'
+            )
         hub.check_safetensors(folder / hub.WEIGHTS_FILE)
     language = _language.is_language(config)
     try:

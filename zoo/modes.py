@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torch import nn
@@ -29,6 +29,12 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 def takes_text(model: object) -> bool:
     """Whether `model` is a language model, which no picture can be shown to."""
     return callable(getattr(model, "generate", None))
+
+
+def context_of(model: Any) -> int | None:
+    """How many tokens the language model `model` can take at once; None where its configuration knows no limit."""
+    longest = getattr(model.config, "max_position_embeddings", None)
+    return longest if isinstance(longest, int) and longest > 0 else None
 
 
 @contextlib.contextmanager

@@ -58,6 +58,15 @@ def test_a_file_of_ones_own(tmp_path: Path) -> None:
     assert "".join(parts) == path.read_text(encoding="utf-8") and len(parts[0]) == 117
 
 
+def test_a_file_of_ones_own_may_be_a_page_and_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    path = tmp_path / "page.html"
+    path.write_bytes(b"\xef\xbb\xbf<html> a page </html>" + b" and more" * 20)
+    assert open_text(f"textfile:{path}", "train").startswith("<html> a page")
+    path.write_bytes(b"")
+    with pytest.raises(DamagedError, match="empty"):
+        open_text(f"textfile:{path}", "train")
+
+
 def test_the_hubs_rows_are_the_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
@@ -113,7 +122,7 @@ def test_what_is_no_text(content: bytes, words: str, folder: Path) -> None:
         ("wikitext-2", "dev", UsageError),
         ("textfile:", "train", UsageError),
         ("textfile:nowhere.txt", "train", NotFoundError),
-        ("textfile:.", "train", DamagedError),
+        ("textfile:.", "train", UsageError),
     ],
 )
 def test_what_cannot_be_meant(name: str, split: str, kind: type[Exception]) -> None:

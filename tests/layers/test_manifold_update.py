@@ -80,7 +80,7 @@ def test_with_a_fixed_alpha_nothing_survives_a_hundred_layers() -> None:
     kept = torch.ones(1, 4)
     for _ in range(200):
         kept = ManifoldUpdate(4, alpha=0.1)(kept, torch.zeros(1, 4))
-    assert math.isclose(kept.mean(), 3.5e-5, rel_tol=0.02)
+    assert math.isclose(kept.mean().item(), 3.5e-5, rel_tol=0.02)
 
 
 def test_it_reads_another_source_when_it_is_told() -> None:

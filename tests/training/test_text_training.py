@@ -102,7 +102,7 @@ def test_accumulated_parts_are_the_whole_batch(trained: Path, small_text: Path, 
     training.train(NAME, output=tmp_path / "parts", data_dir=small_text, settings=settings)
     training.train(NAME, output=tmp_path / "whole", data_dir=small_text, settings={"storage": "float32"})
     assert losses(tmp_path / "parts") == pytest.approx(losses(tmp_path / "whole"), rel=1e-5)
-    with pytest.raises(UsageError, match="no multiple of 1 processes x accumulate 3"):
+    with pytest.raises(UsageError, match="no multiple of accumulate 3"):
         training.train(NAME, output=tmp_path / "odd", data_dir=small_text, settings={"accumulate": 3})
 
 
@@ -160,6 +160,26 @@ def test_another_text_and_a_start_from_earlier_weights(trained: Path, small_text
     assert found.perplexity == pytest.approx(results["perplexity"])
     with pytest.raises(UsageError, match="no start"):
         training.train("test-std-lm", output=tmp_path / "other", data_dir=small_text, init=str(trained))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("gate_scale", 2.0), ("gate_input", "norm"), ("delta_preset", "ddl"), ("num_attention_heads", 1)],
+)
+def test_weights_are_no_start_for_another_function_of_them(key, value, trained: Path, small_text: Path, tmp_path: Path):
+    with pytest.raises(UsageError, match=rf"--set {key}=\S+ would be right"):
+        training.train(
+            NAME, output=tmp_path / "run", data_dir=small_text, init=str(trained), settings={"samples": 16, key: value}
+        )
+
+
+@pytest.mark.parametrize("text", ["hello world " * 300 + " " * 1000, " " * 2000])
+def test_a_part_without_words_is_noticed_before_the_first_step(text: str, small_text: Path, tmp_path: Path) -> None:
+    path = tmp_path / "my.txt"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(UsageError, match=r"part of textfile:.* has no word"):
+        training.train(NAME, output=tmp_path / "run", data_dir=small_text, data=f"textfile:{path}")
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_training_does_not_go_on_with_another_text(small_text: Path, tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ def open_text(name: str, split: str, data_dir: str | Path | None = None, *, loca
         file = name.removeprefix(TEXT_FILE)
         if not file:
             raise UsageError(f"{name!r} names no file; {TEXT_FILE}FILE would be right")
-        return _part(_read(Path(file).expanduser()), split)
+        return _part(_read(Path(file).expanduser(), anything=True), split)
     if name not in TEXTS:
         raise NotFoundError(f"unknown text {name!r}; the zoo reads {', '.join(TEXTS)} and {TEXT_FILE}FILE")
     known = TEXTS[name]
@@ -72,15 +72,17 @@ def words_of(text: str) -> int:
     return len(text.split()) + text.count("\n")
 
 
-def _read(path: Path) -> str:
-    """A UTF-8 text file, packed by gzip or not."""
+def _read(path: Path, anything: bool = False) -> str:
+    """A UTF-8 text file, packed by gzip or not, with a byte order mark or not; `anything` a page of the web too."""
+    if path.is_dir():
+        raise UsageError(f"{path} is a folder; {TEXT_FILE}FILE reads one file")
     try:
         raw = path.read_bytes()
         content = gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw
         cause = impostor(content[:64])
-        if cause is not None:
+        if cause is not None and not (anything and content.lstrip()[:1] == b"<"):
             raise DamagedError(f"{path} holds no text: {cause}")
-        return content.decode("utf-8")
+        return content.decode("utf-8-sig")
     except FileNotFoundError:
         raise NotFoundError(f"there is no file {path}") from None
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from zoo.errors import UsageError
-from zoo.ops import delta_controller, delta_update, soft_projection
+from zoo.ops import delta_controller, delta_update, sigmoid_gate
 
 
 class ManifoldUpdate(nn.Module):
@@ -62,7 +62,7 @@ class ManifoldUpdate(nn.Module):
         self.norm = nn.LayerNorm(dim, eps=eps, **dd) if gate else None
         if delta:
             self.bias = nn.Parameter(torch.empty(dim, **dd))
-            self.alpha = nn.Parameter(torch.empty((), **dd), requires_grad=alpha_learned)
+            self.alpha = nn.Parameter(torch.empty(1, **dd), requires_grad=alpha_learned)  # FSDP shards no scalars
         self.reset_parameters()
 
     @torch.no_grad()
@@ -81,14 +81,8 @@ class ManifoldUpdate(nn.Module):
         """The next x. `source`: what gate and controller read, x itself where it is None, as the paper writes it."""
         scores = self.scores(x if source is None else source)
         if self.norm is not None:
-            v = soft_projection(
-                v,
-                scores[..., : self.dim],
-                self.norm.weight,
-                self.norm.bias,
-                scale=self.gate_scale,
-                eps=self.norm.eps,
-            )
+            # The norm is called, not its weights used: hooks that bring weights from elsewhere hang on the call.
+            v = sigmoid_gate(v, self.norm(scores[..., : self.dim]), scale=self.gate_scale)
         if not self.delta:
             return x + v
         beta = delta_controller(scores[..., -self.dim :], self.bias, scale=self.delta_scale, shift=self.delta_shift)

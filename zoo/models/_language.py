@@ -13,6 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Pre
 
 from zoo import registry
 from zoo.errors import DamagedError, UsageError, one_line
+from zoo.models.decoder import DecoderConfig
 
 
 class Own(msgspec.Struct, kw_only=True):
@@ -73,7 +74,10 @@ def _build(kind: str, arguments: dict[str, Any], shown: str, known: Any = ()) ->
         blank = AutoConfig.for_model(kind)
     except ValueError:
         raise UsageError(f"{shown}: {kind!r} is no model type of transformers or the zoo") from None
-    taken = {field.name for field in fields(blank)} | {*known, *vars(blank)}
+    # Of the zoo's own kinds what they declare themselves: not what transformers keeps beside it, nor the special
+    # tokens, which are the tokenizer's.
+    own = isinstance(blank, DecoderConfig)
+    taken = {*known, *(blank.arguments() if own else {*vars(blank), *(field.name for field in fields(blank))})}
     for key in arguments:
         if key not in taken:
             raise UsageError(f"{shown} does not take these arguments: it has no {key!r}")
@@ -83,7 +87,9 @@ def _build(kind: str, arguments: dict[str, Any], shown: str, known: Any = ()) ->
     except UsageError:
         raise
     except Exception as error:  # transformers checks what it is given in many ways
-        raise UsageError(f"{shown} cannot be built with {arguments}: {one_line(error)[:300]}") from error
+        given = {key: value for key, value in arguments.items() if key not in known}
+        how_built = f" with {given}" if given else ""
+        raise UsageError(f"{shown} cannot be built{how_built}: {one_line(error)[:300]}") from error
 
 
 def fill(model: nn.Module, path: Path) -> None:
@@ -95,4 +101,4 @@ def fill(model: nn.Module, path: Path) -> None:
         safetensors.torch.load_model(model, path)
     except (RuntimeError, safetensors.SafetensorError) as error:
         raise DamagedError(f"the weights in {path} do not fit: {one_line(error)[:300]}") from error
-    model.zoo_folder = path.parent  # type: ignore[assignment]
+    model.zoo_folder = path.parent.absolute()  # type: ignore[assignment]

@@ -16,6 +16,7 @@ from transformers.activations import ACT2FN
 from transformers.cache_utils import Cache, DynamicCache
 from transformers.masking_utils import create_causal_mask
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.modeling_utils import slice_logits_to_keep
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from transformers.utils import can_return_tuple
@@ -70,7 +71,47 @@ class DecoderConfig(PreTrainedConfig):
         ):
             if type(getattr(self, key)) is not int or getattr(self, key) < 1:
                 raise UsageError(f"{key} has to be a whole number from 1 on, got {getattr(self, key)!r}")
+        self.check_number("attention_dropout", 0, 0.99)
+        self.check_number("layer_norm_eps", 1e-12, 1)
+        self.check_number("initializer_range", 0, 1)
+        self.check_choice("hidden_act", tuple(ACT2FN))
+        self.check_switch("use_cache", "tie_word_embeddings")
+        if not isinstance(self.rope_parameters, dict | None):
+            raise UsageError(f"rope_parameters has to be a mapping, got {self.rope_parameters!r}")
         super().__post_init__(**kwargs)
+        rope: dict[str, Any] = self.rope_parameters or {}
+        known, base = ("default", *ROPE_INIT_FUNCTIONS), rope.get("rope_theta", 1.0)
+        if rope.get("rope_type", "default") not in known:
+            raise UsageError(f"rope_type has to be one of {', '.join(known)}, got {rope['rope_type']!r}")
+        if not _is_number(base) or not 0 < base < math.inf:
+            raise UsageError(f"rope_theta has to be a number above 0, got {base!r}")
+
+    @classmethod
+    def arguments(cls) -> set[str]:
+        """The fields that make the architecture, all that is declared here and in the family but the special tokens."""
+        own = {key for kind in cls.__mro__ if issubclass(kind, DecoderConfig) for key in kind.__annotations__}
+        return own - {"bos_token_id", "eos_token_id", "pad_token_id", "keys_to_ignore_at_inference"}
+
+    def check_number(self, key: str, least: float, most: float) -> None:
+        """UsageError where the field `key` is no number from `least` to `most`."""
+        value = getattr(self, key)
+        if not _is_number(value) or not least <= value <= most:
+            raise UsageError(f"{key} has to be a number from {least:g} to {most:g}, got {value!r}")
+
+    def check_choice(self, key: str, known: tuple[str, ...]) -> None:
+        """UsageError where the field `key` is none of `known`."""
+        if getattr(self, key) not in known:
+            raise UsageError(f"{key} has to be one of {', '.join(known)}, got {getattr(self, key)!r}")
+
+    def check_switch(self, *keys: str) -> None:
+        """UsageError where one of the fields `keys` is neither true nor false."""
+        for key in keys:
+            if not isinstance(getattr(self, key), bool):
+                raise UsageError(f"{key} has to be true or false, got {getattr(self, key)!r}")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 class RotaryEmbedding(LlamaRotaryEmbedding):
@@ -175,7 +216,8 @@ class DecoderModel(DecoderPreTrainedModel):
         cos, sin = self.rotary_emb(x[:, :0].float(), position_ids)  # in float32, whatever the model's type
         rotary = cos.unsqueeze(1), signed_sine(sin).unsqueeze(1)
         seen = seen_columns(mask)
-        for layer in self.layers:
+        # As many as the configuration says: assisted generation with an early exit lowers it for a while.
+        for layer in self.layers[: self.config.num_hidden_layers]:
             x = layer(x, rotary=rotary, mask=mask, seen=seen, cache=cache, **kwargs)
         return BaseModelOutputWithPast(last_hidden_state=self.norm(x), cache=cache)
 

@@ -50,20 +50,15 @@ class MgtConfig(DecoderConfig):
 
     def __post_init__(self, **kwargs: Any) -> None:
         super().__post_init__(**kwargs)
-        for key, known in (
-            ("norm_order", ("pre", "post")),
-            ("delta_preset", tuple(_PRESETS)),
-            ("gate_input", ("stream", "norm")),
-        ):
-            if getattr(self, key) not in known:
-                raise UsageError(f"{key} has to be one of {', '.join(known)}, got {getattr(self, key)!r}")
-        for key in ("gate", "delta", "alpha_learned"):
-            if not isinstance(getattr(self, key), bool):
-                raise UsageError(f"{key} has to be true or false, got {getattr(self, key)!r}")
-        for key in ("delta_scale", "delta_shift", "delta_init", "alpha_init", "gate_scale"):
-            value = getattr(self, key)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
-                raise UsageError(f"{key} has to be a number, got {value!r}")
+        self.check_choice("norm_order", ("pre", "post"))
+        self.check_choice("delta_preset", tuple(_PRESETS))
+        self.check_choice("gate_input", ("stream", "norm"))
+        self.check_switch("gate", "delta", "alpha_learned")
+        self.check_number("delta_init", -100, 100)
+        self.check_number("gate_scale", 1e-3, 100)
+        for key, least, most in (("delta_scale", 1e-3, 100), ("delta_shift", -100, 100), ("alpha_init", 0, 2)):
+            if getattr(self, key) is not None:
+                self.check_number(key, least, most)
         if self.norm_order == "post" and (self.gate or self.delta):
             raise UsageError("post-norm is for the standard arm: set gate and delta to False with it")
 

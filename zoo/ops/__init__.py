@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from zoo.ops.exponential import matrix_exp
-from zoo.ops.manifold import delta_controller, delta_update, soft_projection
+from zoo.ops.manifold import delta_controller, delta_update, sigmoid_gate, soft_projection
 from zoo.ops.newton_schulz import newton_schulz
 from zoo.ops.orthogonal import orthogonal_attention
 from zoo.ops.orthogonality import orthogonality_bound, orthogonality_error, skew_norm
@@ -20,6 +20,7 @@ __all__ = [
     "orthogonality_error",
     "polar",
     "rotate",
+    "sigmoid_gate",
     "signed_sine",
     "skew_norm",
     "soft_projection",

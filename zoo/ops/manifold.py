@@ -24,7 +24,15 @@ def soft_projection(
     v, scores: (..., dim) -> (..., dim) in v's dtype; weight, bias: (dim,) of the LayerNorm. `scale` 2 keeps the size
     of V on average, where the source's 1 halves it.
     """
-    gate = functional.layer_norm(scores, scores.shape[-1:], weight, bias, eps).sigmoid()
+    return sigmoid_gate(v, functional.layer_norm(scores, scores.shape[-1:], weight, bias, eps), scale=scale)
+
+
+def sigmoid_gate(v: Tensor, logits: Tensor, *, scale: float = 1.0) -> Tensor:
+    """V * scale * sigmoid(logits): the soft projection once its scores are normed. v, logits: (..., dim) -> (..., dim).
+
+    In v's dtype.
+    """
+    gate = logits.sigmoid()
     return v * (gate if scale == 1 else scale * gate).to(v.dtype)
 
 
@@ -43,8 +51,8 @@ def delta_controller(scores: Tensor, bias: Tensor | float = 0.0, *, scale: float
 def delta_update(x: Tensor, v: Tensor, beta: Tensor | float, alpha: Tensor | float) -> Tensor:
     """x + beta * (v - alpha x): the source's equation X_{l+1} = X_l + beta (V - alpha X_l).
 
-    x, v: (..., dim), beta: (..., dim) or a number, alpha: a number or 0-d -> (..., dim) in x's dtype. alpha 0 and
-    beta 1 are the plain skip; beta 0 leaves x as it is.
+    x, v: (..., dim), beta: (..., dim) or a number, alpha: a number, 0-d or (1,) -> (..., dim) in x's dtype. alpha 0
+    and beta 1 are the plain skip; beta 0 leaves x as it is.
     """
     erased = torch.addcmul(v, alpha, x, value=-1) if isinstance(alpha, Tensor) else v - alpha * x
     step = torch.addcmul(x, beta, erased) if isinstance(beta, Tensor) else x + beta * erased

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from zoo.data.streams import STREAMS, documents
-from zoo.data.text import open_text, words_of
+from zoo.data.text import TEXT_FILE, TEXTS, open_text, words_of
 from zoo.data.tokenizers import encode
-from zoo.errors import UsageError
+from zoo.errors import NotFoundError, UsageError
+from zoo.training.copying import DATASET
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -32,6 +33,10 @@ def corpus(
     Raises what `open_text` and `documents` of `zoo.data` raise; UsageError for a stream without an end.
     """
     end = torch.tensor([tokenizer.eos_token_id], dtype=torch.int32)
+    if name not in (*TEXTS, *STREAMS) and not name.startswith(TEXT_FILE):
+        raise NotFoundError(
+            f"unknown text {name!r}; there are {', '.join((*TEXTS, *STREAMS, DATASET))} and {TEXT_FILE}FILE"
+        )
     if name not in STREAMS:
         text = open_text(name, split, data_dir)
         return torch.cat((end, encode(tokenizer, text))), words_of(text)

@@ -16,12 +16,14 @@ from zoo.data.preprocessing import Preprocessing
 from zoo.data.tokenizers import tokenizer_of
 from zoo.errors import DamagedError, UsageError
 from zoo.loading import facts, load
-from zoo.modes import evaluating, takes_text
+from zoo.modes import context_of, evaluating, takes_text
 from zoo.training import copying
 from zoo.training.copying import CopyEvaluation
 from zoo.training.corpus import corpus
 from zoo.training.perplexity import TextEvaluation, perplexity
 from zoo.training.process import progress_bar
+
+_WINDOW = 1024  # tokens, of a language model that says neither what it learned from nor a limit
 
 
 @dataclass(frozen=True)
@@ -137,7 +139,7 @@ def _evaluate_text(
 ) -> TextEvaluation:
     tokenizer = tokenizer_of(model, data_dir)
     ids, words = corpus(dataset, split, tokenizer, data_dir)
-    window = context or facts(model).get("context") or model.config.max_position_embeddings
+    window = context or facts(model).get("context") or context_of(model) or _WINDOW
     with progress_bar(len(ids) - 1, 0, name, shown=progress, unit="token") as bar:
         return perplexity(model, ids, words, context=window, stride=stride, batch_size=batch_size, report=bar.update)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -14,6 +15,7 @@ from zoo.data.tokenizers import tokenizer_of
 from zoo.errors import UsageError
 from zoo.files import write_json
 from zoo.loading import load
+from zoo.modes import context_of
 from zoo.training import result
 from zoo.training.job import Job
 from zoo.training.recipes import TextRecipe, of_kind
@@ -62,10 +64,17 @@ class LanguageTask(Task):
         write_json(folder / "generation_config.json", model.generation_config.to_diff_dict())
 
 
+# Of a configuration: what changes nothing of what given weights compute, or may be another while they are trained on.
+_NO_MATTER = {
+    *("_name_or_path", "architectures", "dtype", "transformers_version", "zoo"),
+    *("bos_token_id", "eos_token_id", "pad_token_id", "use_cache", "attention_dropout", "max_position_embeddings"),
+}
+
+
 def check_context(model: Any, context: int) -> None:
     """UsageError where `context` is more than the model's."""
-    longest = int(model.config.max_position_embeddings)
-    if context > longest:
+    longest = context_of(model)
+    if longest is not None and context > longest:
         raise UsageError(f"context {context} is more than the {longest} tokens of the model")
 
 
@@ -80,6 +89,15 @@ def _start_from(model: nn.Module, job: Job, tokenizer: PreTrainedTokenizerFast |
             f"the weights of {job.init} are no start for {job.name}: they differ in {strange[0]}, for one; those of an"
             " earlier training of it would be"
         )
+    configs: list[Any] = [origin.config, model.config]
+    was, here = (config.to_dict() for config in configs)
+    for key in sorted(here.keys() - _NO_MATTER):
+        if was.get(key) != here[key]:
+            one, other = json.dumps(was.get(key)), json.dumps(here[key])
+            raise UsageError(
+                f"the weights of {job.init} were trained with {key}={one}, {job.name} has {other} here; --set"
+                f" {key}={one} would be right"
+            )
     if tokenizer is not None:
         theirs, ours = (one.backend_tokenizer.to_str() for one in (tokenizer_of(origin, job.data_dir), tokenizer))
         if theirs != ours:

@@ -46,6 +46,9 @@ class TextTask(LanguageTask):
         }
         self.ids = {split: ids for split, (ids, _) in found.items()}
         self.words = {split: words for split, (_, words) in found.items()}
+        for split, words in self.words.items():
+            if words < 1:
+                raise UsageError(f"the {split} part of {job.dataset} has no word; every part needs some")
         self.tokens = len(self.ids["train"]) - 1
         whole = self.tokens // self.context
         self.size = min(self.recipe.samples or whole, whole)

@@ -138,9 +138,8 @@ class _Run:
             )
         parts = accelerator.num_processes * recipe.accumulate
         if recipe.batch_size % parts:
-            cut = f"{accelerator.num_processes} processes" + (
-                f" x accumulate {recipe.accumulate}" if recipe.accumulate > 1 else ""
-            )
+            parts_of = {"processes": accelerator.num_processes, "accumulate": recipe.accumulate}
+            cut = " x ".join(f"{what} {count}" for what, count in parts_of.items() if count > 1)
             raise UsageError(f"batch_size {recipe.batch_size} is no multiple of {cut}")
         self.total = recipe.epochs * self.epoch_steps
         self.optimizer = optimizer_of(self.bare, recipe)
