@@ -182,7 +182,7 @@ def test_the_command(folder: Path, run_zoo: Callable[..., subprocess.CompletedPr
         (["export", "--onnx", folder], 2),
         (["bench", "test-mgt-lm"], 2),
         (["bench", folder], 2),
-        (["generate", folder, b"a\xffb"], 2),
+        (["generate", folder, "a\udcffb"], 2),
     ):
         done = run_zoo(*words)
         assert done.returncode == code and not done.stdout and done.stderr.count("\n") == 1, (words, done.stderr)
