@@ -23,9 +23,10 @@ def adopt(folder: Path) -> None:
     weights = folder / "model.safetensors"
     if hub.sha256_of(weights) != facts["sha256"]:
         raise SystemExit(f"{weights} is not the file that {folder / result.FILE} was measured on")
-    if facts["trained_by"] != f"zoo train {facts['name']}":
-        raise SystemExit(f"{folder} was trained by `{facts['trained_by']}`, which is not the recipe of its entry")
     recipe = registry.get(facts["name"]).recipe
+    trained = f"zoo train {facts['name']}"
+    if facts["trained_by"] not in (trained, f"{trained} --recipe {recipe}"):
+        raise SystemExit(f"{folder} was trained by `{facts['trained_by']}`, which is not the recipe of its entry")
     if recipes.stored(facts["recipe_name"], facts["recipe"]) != recipes.recipe(recipe):
         raise SystemExit(f"{folder} was trained by another state of recipe {facts['recipe_name']} than the present one")
     # In the checkout the entry's name means these weights, so that is what measures them from now on.
