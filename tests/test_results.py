@@ -61,9 +61,17 @@ def test_every_arm_of_ns_cifar_had_the_same_recipe(arm: Path) -> None:
 
 
 @pytest.mark.parametrize("name", NS_FLOORS)
-def test_published_weights_of_ns_cifar_are_above_their_floors(name: str) -> None:
-    results = json.loads((ROOT / "weights" / name / "results.json").read_text(encoding="utf-8"))
-    assert results["top1"] >= NS_FLOORS[name]
+def test_published_weights_of_ns_cifar_are_above_their_floors_and_misses_are_told(name: str) -> None:
+    path = ROOT / "weights" / name / "results.json"
+    if path.is_file():
+        assert json.loads(path.read_text(encoding="utf-8"))["top1"] >= NS_FLOORS[name]
+        return
+    page = (ROOT / "docs/results/ns-cifar.md").read_text(encoding="utf-8")
+    runs = [*(ROOT / "docs/results/ns-cifar").glob(f"**/{name}/results.json")]
+    assert runs and f"`{name}` missed its" in page and registry.get(name).weights.sha256 is None
+    for run in runs:
+        top1 = json.loads(run.read_text(encoding="utf-8"))["top1"]
+        assert top1 < NS_FLOORS[name] and f"({top1:.2f} %)" in page
 
 
 MGT = ROOT / "docs/results/mgt"
