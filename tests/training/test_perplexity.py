@@ -94,7 +94,7 @@ def test_what_is_no_double_any_more_is_left_out(model) -> None:
 
 
 def test_no_text_and_no_numbers(model) -> None:
-    with pytest.raises(UsageError, match="no token"):
+    with pytest.raises(UsageError, match="no word"):
         perplexity(model, ids_of(1), 1, context=8)
     broken = zoo.load("test-mgt-lm", pretrained=False)
     broken.lm_head.weight.data.fill_(torch.nan)

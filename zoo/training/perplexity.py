@@ -64,7 +64,7 @@ def perplexity(
     if context < 1 or batch_size < 1 or not 1 <= step <= context:
         raise UsageError(f"the window of {context} tokens cannot be moved by {step}; from 1 to its length it can")
     if len(ids) < 2 or words < 1:
-        raise UsageError("the text has no word, so that there is nothing to predict")
+        raise UsageError("the text has no word to predict")
     device = next(model.parameters()).device
     total, counted = 0.0, 0
     with evaluating(model):
