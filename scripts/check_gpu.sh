@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # What only a machine with a CUDA device can show, in a few minutes; figures go to the folder $OUT (default runs/gpu).
-# Needs the package installed, and MNIST, CIFAR-10, CIFAR-100 and WikiText-2 in ZOO_DATA. Stops at the first thing that is wrong.
+# Needs the package installed, and MNIST, CIFAR-10, CIFAR-100 and WikiText-2 in ZOO_DATA.
+# Stops at the first thing that is wrong.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 out=${OUT:-runs/gpu}

@@ -11,24 +11,22 @@ The models are trained with `zoo train NAME --output DIR/NAME` and, on the copy 
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import torch
-from tables import command, save_picture, table, take_over, with_tables
+from tables import NOT_YET, command, save_picture, stored, table, take_over, with_tables
 
 import zoo
 from zoo import analysis
 from zoo.files import write_json
-from zoo.training import recipes
+from zoo.training import log, recipes
 from zoo.training.corpus import corpus
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE, DATA = ROOT / "docs/results/mgt.md", ROOT / "docs/results/mgt"
-NOT_YET = "not run yet"
 SEQUENCES = 32  # the first so many of the test split
 # As the paper has its four arms, and the standard one in both norms.
 ARMS = {
@@ -42,23 +40,11 @@ DEEP = {"std-lm-48L": "standard, pre-norm", "mgt-lm-48L": "both (MGT)"}
 COLOURS = dict(zip(ARMS.values(), ("C7", "C0", "C2", "C1", "C3"), strict=True))
 
 
-def stored(name: str, file: str) -> Any:
-    """What `file` of the training `name` says, "results.json" or "depth.json"; None where it has not been run."""
-    path = DATA / name / file
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
-
-
-def rows_of(name: str) -> list[dict[str, Any]]:
-    """The log of the training `name`."""
-    path = DATA / name / "log.jsonl"
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.is_file() else []
-
-
 def text_table(names: dict[str, str]) -> str:
     """One line a training on text: what it cost and what it knows."""
     rows = []
     for name, arm in names.items():
-        found = stored(name, "results.json")
+        found = stored(DATA / name, "results.json")
         if found is None:
             rows.append([f"`{name}`", arm, *[NOT_YET] * 7])
             continue
@@ -68,7 +54,7 @@ def text_table(names: dict[str, str]) -> str:
         rows.append([f"`{name}`", arm, *cost, *(f"{value:.2f}" for value in measured)])
     head = ["Training", "arm", "parameters", "steps", "tokens", "minutes"]
     if names is ARMS:
-        trigram = json.loads((DATA / "trigram.json").read_text(encoding="utf-8"))
+        trigram = stored(DATA, "trigram.json")
         splits = (("validation", "perplexity"), ("test", "perplexity"), ("test", "word_perplexity"))
         measured = [trigram[split][key] for split, key in splits]
         rows.append(["interpolated trigram", "", "", "", "", "", *(f"{value:.2f}" for value in measured)])
@@ -79,12 +65,13 @@ def copy_table() -> str:
     """One line a training on the copy task."""
     rows = []
     for name, arm in ARMS.items():
-        found = stored(f"copy/{name}", "results.json")
+        found = stored(DATA / "copy" / name, "results.json")
         if found is None:
             rows.append([f"`{name}`", arm, *[NOT_YET] * 4])
             continue
-        half = next((row["step"] for row in rows_of(f"copy/{name}") if row.get("loss", 9.0) < 0.1), None)
-        first = "never" if half is None else f"{half:,}"
+        logged = log.read(DATA / "copy" / name / log.FILE)
+        below = next((row["step"] for row in logged if row.get("loss", 9.0) < 0.1), None)
+        first = "never" if below is None else f"{below:,}"
         rows.append(
             [f"`{name}`", arm, f"{found['steps']:,}", first, f"{found['accuracy']:.2f}", f"{found['loss']:.4f}"]
         )
@@ -96,7 +83,7 @@ def depth_table() -> str:
     """One line a model: effective rank by depth, at the start and trained, and what its controllers say."""
     rows = []
     for name, arm in {**ARMS, **DEEP}.items():
-        found = stored(name, "depth.json")
+        found = stored(DATA / name, "depth.json")
         label = f"{arm}, {len(found['trained']['ranks']) - 1}" if found else arm
         if found is None:
             rows.append([f"`{name}`", label, *[NOT_YET] * 8])
@@ -123,7 +110,7 @@ def synergy_table() -> str:
     rows = []
     for base in ("std-lm-12L", "std-lm-12L-post"):
         names = (base, "mgt-lm-12L", "mgt-lm-12L-mhc", "mgt-lm-12L-ddl")
-        found = [stored(name, "results.json") for name in names]
+        found = [stored(DATA / name, "results.json") for name in names]
         if any(one is None for one in found):
             rows.append([ARMS[base], *[NOT_YET] * 4])
             continue
@@ -135,9 +122,8 @@ def synergy_table() -> str:
 
 def selection_table() -> str:
     """One line a run by which the recipe was chosen."""
-    path = DATA / "selection.json"
     rows = []
-    for run in json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []:
+    for run in stored(DATA, "selection.json") or []:
         recipe = run["recipe"]
         tokens = f"{run['steps'] * recipe['batch_size'] * recipe['context']:,}"
         settings = [f"{recipe['lr']:g}", str(recipe["batch_size"]), str(recipe["context"]), tokens]
@@ -163,7 +149,7 @@ def picture() -> None:
     figure, axes = plt.subplots(1, 4, figsize=(16, 3.8))
     for axis, names, title in ((axes[0], ARMS, "12 layers"), (axes[1], DEEP, "48 layers")):
         for name, arm in names.items():
-            rows = rows_of(name)
+            rows = log.read(DATA / name / log.FILE)
             losses = [(row["step"], row["loss"]) for row in rows if "loss" in row]
             if losses:
                 axis.plot(*zip(*losses, strict=True), color=COLOURS[arm], linewidth=1, label=arm)
@@ -173,7 +159,7 @@ def picture() -> None:
         axis.set(title=f"{title}: loss in nats, ● validation", xlabel="step", ylim=(3.6, 7.2))
     for axis, names, title in ((axes[2], ARMS, "12 layers"), (axes[3], DEEP, "48 layers")):
         for name, arm in names.items():
-            found = stored(name, "depth.json")
+            found = stored(DATA / name, "depth.json")
             if found:
                 axis.plot(found["trained"]["ranks"], color=COLOURS[arm], marker=".", markersize=4, label=arm)
                 axis.plot(found["start"]["ranks"], color=COLOURS[arm], linewidth=1, linestyle=":")
@@ -213,7 +199,7 @@ def collect(runs: Path) -> None:
 
 def _choice(path: Path) -> dict[str, Any] | None:
     """What the log of a run says by which the recipe was chosen; None where it did not come to its end."""
-    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    rows = log.read(path)
     last = rows[-1].get("validation")
     if last is None:
         return None

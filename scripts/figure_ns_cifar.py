@@ -15,10 +15,9 @@ import json
 import re
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import msgspec
-from tables import command, save_picture, table, take_over, with_tables
+from tables import NOT_YET, command, save_picture, stored, table, take_over, with_tables
 
 import zoo
 from zoo import analysis, registry
@@ -29,7 +28,6 @@ from zoo.training import recipes
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE, DATA = ROOT / "docs/results/ns-cifar.md", ROOT / "docs/results/ns-cifar"
-NOT_YET = "not run yet"
 PICTURES = 160  # the first so many test pictures, as section 3.4 of the source has it
 # Family and data set: names of the twin and the model, as the zoo has them.
 PAIRS = {
@@ -55,17 +53,11 @@ SOURCE_SPECTRA = {  # p_1 and effective rank: twin, then model
 }
 
 
-def stored(name: str, file: str) -> dict[str, Any] | None:
-    """What `file` of the training `name` says, "results.json" or "spectra.json"; None where it has not been run."""
-    path = DATA / name / file
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
-
-
 def accuracy_table() -> str:
     """One line a pair: ours and the source's table 1."""
     rows = []
     for pair, names in PAIRS.items():
-        found = [stored(name, "results.json") for name in names]
+        found = [stored(DATA / name, "results.json") for name in names]
         top1 = [f"{one['top1']:.2f}" if one else NOT_YET for one in found]
         difference = f"{found[1]['top1'] - found[0]['top1']:+.2f}" if found[0] and found[1] else NOT_YET
         theirs = re.findall(r"[\d.]+ \+- [\d.]+", registry.get(names[1]).paper.figure)  # the model's, then the twin's
@@ -79,7 +71,7 @@ def runs_table(names: list[str]) -> str:
     """One line a training: what it cost."""
     rows = []
     for name in names:
-        found = stored(name, "results.json")
+        found = stored(DATA / name, "results.json")
         if found is None:
             rows.append([f"`{Path(name).name}`", *[NOT_YET] * 6])
             continue
@@ -102,7 +94,7 @@ def spectra_table() -> str:
 
 
 def _spectra_row(name: str, label: str, source: tuple[float, float]) -> list[str]:
-    ours = stored(name, "spectra.json")
+    ours = stored(DATA / name, "spectra.json")
     measured = [NOT_YET] * 3
     if ours is not None:
         measured = [f"{ours['leading']:.2f}", f"{ours['effective_rank']:.2f}", f"{ours['matrices']:,}"]
@@ -145,7 +137,7 @@ def picture() -> None:
     figure, axes = plt.subplots(1, 4, figsize=(14, 3.4), sharey=True)
     for axis, (pair, names) in zip(axes, PAIRS.items(), strict=True):
         for name, label, colour in zip(names, ("softmax", "Newton-Schulz"), ("C0", "C3"), strict=True):
-            found = stored(name, "spectra.json")
+            found = stored(DATA / name, "spectra.json")
             if found is None:
                 continue
             values = found["spectrum"]

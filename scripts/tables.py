@@ -13,6 +13,8 @@ import click
 
 from zoo.files import atomic, copy, write_json, write_text
 
+NOT_YET = "not run yet"
+
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[int] = (0,)) -> str:
     """A Markdown table; the columns in `left` are flush left, the others right."""
@@ -38,6 +40,12 @@ def take_over(runs: Path, name: str, target: Path) -> dict[str, Any]:
     copy(runs / name / "log.jsonl", target / name / "log.jsonl")
     write_json(target / name / "results.json", results)
     return results
+
+
+def stored(folder: Path, file: str) -> Any:
+    """What the JSON `file` of the training in `folder` says; None where it has not been run."""
+    path = folder / file
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
 
 
 def save_picture(figure: Any, path: Path) -> None:
