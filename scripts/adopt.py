@@ -6,6 +6,7 @@ Copies each folder to `weights/NAME/` and writes size, sha256 and measured figur
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from pathlib import Path
 
@@ -24,8 +25,11 @@ def adopt(folder: Path) -> None:
     if hub.sha256_of(weights) != facts["sha256"]:
         raise SystemExit(f"{weights} is not the file that {folder / result.FILE} was measured on")
     recipe = registry.get(facts["name"]).recipe
-    trained = f"zoo train {facts['name']}"
-    if facts["trained_by"] not in (trained, f"{trained} --recipe {recipe}"):
+    words = shlex.split(facts["trained_by"])
+    if "--init" in words:  # where a training starts is no part of its recipe
+        start = words.index("--init")
+        del words[start : start + 2]
+    if words[3:] not in ([], ["--recipe", recipe]):
         raise SystemExit(f"{folder} was trained by `{facts['trained_by']}`, which is not the recipe of its entry")
     if recipes.stored(facts["recipe_name"], facts["recipe"]) != recipes.recipe(recipe):
         raise SystemExit(f"{folder} was trained by another state of recipe {facts['recipe_name']} than the present one")

@@ -1,26 +1,35 @@
 """Tokens a second of a language model of the zoo beside transformers' GPT-2 of equal sizes: decoding and prefill.
 
-    python scripts/bench_decoding.py [NAME] [--tokens 64] [--prompt 512] [--rounds 5] [--device cpu]
-
 Both decode greedily with their cache at batch 1 in float32, by transformers' own `generate`; both have random weights,
-equal layers, width, heads and vocabulary. GPT-2 has its weights column by column in memory; ours is measured as it is
-loaded, and with `zoo.layers.store_column_major`, as `zoo generate` has it. All take turns, and the order is turned
-round from round to round; the ratio is that of the medians.
+equal layers, width, heads and vocabulary, and both are measured as they are loaded and with
+`zoo.layers.store_column_major`, as `zoo generate` has them on a CPU. All take turns in one process, see
+`zoo.bench.protocol`. Prints one JSON document; `of_gpt2` is GPT-2's time as loaded over the arm's, round by round,
+median and quartiles, and gigabytes a second are those of all weights, which each token reads once.
 """
 
 from __future__ import annotations
 
-import argparse
 import copy
-import statistics
-import time
+import json
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
+import click
 import torch
+from tables import table, with_tables, write_or_check
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
 import zoo
+from zoo.bench import environment
+from zoo.bench.protocol import measure, paired_ratio, summarize, synchronizer
+from zoo.files import write_json
 from zoo.layers import store_column_major
+from zoo.loading import resolve_device
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE, DATA = ROOT / "docs/manifold.md", ROOT / "docs/results/decoding.json"
+GPT2, LAID = "gpt2", ", column-major"
 
 
 def gpt2_like(model: PreTrainedModel) -> PreTrainedModel:
@@ -35,7 +44,7 @@ def decode(model: PreTrainedModel, prompt: torch.Tensor, tokens: int) -> Callabl
     """One call generates so many tokens after the prompt."""
     how = {"max_new_tokens": tokens, "min_new_tokens": tokens, "do_sample": False, "pad_token_id": 0}
     mask = torch.ones_like(prompt)
-    return lambda: model.generate(prompt, attention_mask=mask, **how).cpu()  # which waits for the device
+    return lambda: model.generate(prompt, attention_mask=mask, **how)
 
 
 def prefill(model: PreTrainedModel, prompt: torch.Tensor) -> Callable[[], object]:
@@ -43,50 +52,77 @@ def prefill(model: PreTrainedModel, prompt: torch.Tensor) -> Callable[[], object
 
     @torch.inference_mode()
     def run() -> object:
-        return model(prompt, use_cache=True, logits_to_keep=1).logits.cpu()
+        return model(prompt, use_cache=True, logits_to_keep=1).logits
 
     return run
 
 
-def seconds(arms: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """Median of one call of each, in turns, after one warm-up call."""
-    for arm in arms.values():
-        arm()
-    times: dict[str, list[float]] = {name: [] for name in arms}
-    for number in range(rounds):
-        for name in list(arms) if number % 2 == 0 else reversed(list(arms)):
-            start = time.perf_counter()
-            arms[name]()
-            times[name].append(time.perf_counter() - start)
-    return {name: statistics.median(each) for name, each in times.items()}
+def timed(arms: dict[str, Callable[[], object]], tokens: int, repeats: int, device: torch.device) -> dict[str, Any]:
+    """Of each arm tokens a second, its spread, and its ratio to GPT-2 as loaded."""
+    times = measure(arms, repeats=repeats, warmup=1, synchronize=synchronizer(device))
+    found = {}
+    for name, taken in times.items():
+        summary = summarize(taken)
+        ratio = dict(zip(("p50", "p25", "p75"), paired_ratio(times[GPT2], taken), strict=True))
+        found[name] = {"tokens_per_second": 1e3 * tokens / summary.p50_ms, "spread": summary.spread, "of_gpt2": ratio}
+    return found
 
 
-def main() -> None:
+def page() -> str:
+    """The page with its table of what was measured last."""
+    found = json.loads(DATA.read_text(encoding="utf-8"))
+    rows = []
+    for name, decoding in found["decoding"].items():
+        reading = found["prefill"][name]
+        cells = [f"{found['parameters'][name]:,}"]
+        for one, more in ((decoding, [f"{decoding['gigabytes_per_second']:.1f}"]), (reading, [])):
+            low, middle, high = (f"{one['of_gpt2'][key]:.2f}" for key in ("p25", "p50", "p75"))
+            cells += [f"{one['tokens_per_second']:,.0f}", f"{middle} ({low} to {high})", *more]
+        rows.append([f"`{name}`", *cells])
+    head = ["Model", "parameters", "decoding, tokens/s", "of GPT-2's", "GB/s of weights"]
+    return with_tables(PAGE, {"decoding": table([*head, "prefill, tokens/s", "of GPT-2's"], rows)})
+
+
+@click.command(help=__doc__)
+@click.argument("name", default="mgt-lm-12L")
+@click.option("--tokens", default=64, show_default=True)
+@click.option("--prompt", default=512, show_default=True, help="Tokens to prefill.")
+@click.option("--repeats", default=21, show_default=True, help="Rounds of decoding; twice as many of prefill.")
+@click.option("--device", default="cpu", show_default=True)
+@click.option("--save", is_flag=True, help=f"Keep it in {DATA.relative_to(ROOT)}, and write the table.")
+@click.option("--check", is_flag=True, help="Measure nothing; fail where the table is not what was kept.")
+def main(name: str, tokens: int, prompt: int, repeats: int, device: str, save: bool, check: bool) -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("name", nargs="?", default="mgt-lm-12L")
-    parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--prompt", type=int, default=512)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--device", default="cpu")
-    given = parser.parse_args()
+    if check:
+        write_or_check(PAGE, page(), check)
+        return
+    place = resolve_device(device)
     torch.manual_seed(0)
-    ours = zoo.load(given.name, pretrained=False)
-    laid = copy.deepcopy(ours)
-    store_column_major(laid)
-    models = {given.name: ours, f"{given.name} column-major": laid, "gpt2": gpt2_like(ours)}
+    ours = zoo.load(name, pretrained=False)
+    models = {name: ours, GPT2: gpt2_like(ours)}
+    for each in (name, GPT2):
+        models[each + LAID] = copy.deepcopy(models[each])
+        store_column_major(models[each + LAID])
     for model in models.values():
-        model.to(given.device)
-    for name in (given.name, "gpt2"):
-        print(f"{name}: {sum(parameter.numel() for parameter in models[name].parameters()):,} parameters")
-    print(f"torch {torch.__version__}, {given.device}, {torch.get_num_threads()} threads, float32, batch 1")
+        model.to(place)
+    count = {each: sum(parameter.numel() for parameter in model.parameters()) for each, model in models.items()}
     most = ours.config.vocab_size
-    short, long = (torch.randint(1, most, (1, length), device=given.device) for length in (16, given.prompt))
-    decoding = seconds({name: decode(model, short, given.tokens) for name, model in models.items()}, given.rounds)
-    reading = seconds({name: prefill(model, long) for name, model in models.items()}, 4 * given.rounds)
-    for what, times, count in (("decoding", decoding, given.tokens), ("prefill", reading, given.prompt)):
-        for name, value in times.items():
-            print(f"{what}: {name} {count / value:.0f} tokens/s, {times['gpt2'] / value:.2f} of gpt2")
+    short, long = (torch.randint(1, most, (1, length), device=place) for length in (16, prompt))
+    decoding = {each: decode(model, short, tokens) for each, model in models.items()}
+    reading = {each: prefill(model, long) for each, model in models.items()}
+    document = {
+        "parameters": count,
+        "decoding": timed(decoding, tokens, repeats, place),
+        "prefill": timed(reading, prompt, 2 * repeats, place),
+        "settings": {"tokens": tokens, "prompt": prompt, "repeats": repeats, "device": str(place)},
+        "environment": {**environment()["torch"], "cpu": environment()["cpu"]["model"]},
+    }
+    for each, found in document["decoding"].items():
+        found["gigabytes_per_second"] = 4 * count[each] * found["tokens_per_second"] / 1e9
+    click.echo(json.dumps(document, indent=2))
+    if save:
+        write_json(DATA, document)
+        write_or_check(PAGE, page(), check=False)
 
 
 if __name__ == "__main__":

@@ -1,18 +1,20 @@
 """Write docs/results/ns-cifar.md's tables and picture from what lies beside it.
 
     python scripts/figure_ns_cifar.py                collect nothing, write tables and picture from what is there
-    python scripts/figure_ns_cifar.py --runs DIR     first take over logs and results of DIR/NAME and DIR/longer/NAME,
-                                                     measure the spectra
+    python scripts/figure_ns_cifar.py --runs DIR     first take over logs and results of DIR/NAME, DIR/longer/NAME and
+                                                     DIR/further/NAME, measure the spectra
     python scripts/figure_ns_cifar.py --check        write nothing; fail where a table is not what the files say
 
-The models are trained with `zoo train NAME --recipe cifar-cpu --output DIR/NAME` and `zoo train NAME --recipe
-cifar-cpu-12 --output DIR/longer/NAME`, seed 0; those that are not in DIR keep what is there.
+The models are trained with `zoo train NAME --recipe cifar-cpu --output DIR/NAME`, `zoo train NAME --recipe
+cifar-cpu-12 --output DIR/longer/NAME`, and from there `zoo train NAME --recipe cifar-cpu-12 --init DIR/longer/NAME
+--output DIR/further/NAME`, seed 0; those that are not in DIR keep what is there.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 
@@ -24,7 +26,7 @@ from zoo import analysis, registry
 from zoo.data import open_dataset
 from zoo.data.preprocessing import Preprocessing
 from zoo.files import write_json
-from zoo.training import recipes
+from zoo.training import log, recipes
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE, DATA = ROOT / "docs/results/ns-cifar.md", ROOT / "docs/results/ns-cifar"
@@ -37,7 +39,7 @@ PAIRS = {
     ("Swin", "CIFAR-100"): ("swin-cifar100", "ns-swin-cifar100"),
 }
 NAMES = [name for names in PAIRS.values() for name in names]
-LONGER = ["longer/ns-swin-cifar10"]
+LONGER = {"longer/ns-swin-cifar10": "twelve epochs", "further/ns-swin-cifar10": "twelve more"}
 # Of the source (arXiv 2609.27735): the differences of table 1 as stated there, of unrounded means; section 3.4.
 SOURCE_DIFFERENCE = {
     ("ViT", "CIFAR-10"): "+0.38",
@@ -67,7 +69,7 @@ def accuracy_table() -> str:
     return table([*head, "source: softmax", "source: NS", "difference"], rows)
 
 
-def runs_table(names: list[str]) -> str:
+def runs_table(names: Iterable[str]) -> str:
     """One line a training: what it cost."""
     rows = []
     for name in names:
@@ -77,8 +79,9 @@ def runs_table(names: list[str]) -> str:
             continue
         samples = found["steps"] * found["recipe"]["batch_size"]
         cost = [f"{found['steps']:,}", f"{samples:,}", f"{found['training_seconds'] / 60:.0f}"]
-        trained = f"`zoo train {found['name']} --recipe {found['recipe_name']}`"
-        rows.append([f"`{found['name']}`", *cost, f"{found['top1']:.2f}", f"{found['loss']:.3f}", trained])
+        init = log.read(DATA / name / log.FILE)[0]["init"]
+        trained = f"zoo train {found['name']} --recipe {found['recipe_name']}" + (f" --init {init}" if init else "")
+        rows.append([f"`{found['name']}`", *cost, f"{found['top1']:.2f}", f"{found['loss']:.3f}", f"`{trained}`"])
     return table(["Training", "steps", "samples", "minutes", "top-1 in %", "test loss", "command"], rows, left=(0, 6))
 
 
@@ -88,8 +91,9 @@ def spectra_table() -> str:
     for pair, names in PAIRS.items():
         for name, label, source in zip(names, ("softmax", "NS"), SOURCE_SPECTRA[pair], strict=True):
             rows.append(_spectra_row(name, f"{' '.join(pair)}, {label}", source))
-            if (longer := f"longer/{name}") in LONGER:
-                rows.append(_spectra_row(longer, f"{' '.join(pair)}, {label}, twelve epochs", source))
+            for longer, epochs in LONGER.items():
+                if Path(longer).name == name:
+                    rows.append(_spectra_row(longer, f"{' '.join(pair)}, {label}, {epochs}", source))
     return table(["Model", "p₁", "effective rank", "matrices", "source: p₁", "source: effective rank"], rows)
 
 
@@ -161,7 +165,7 @@ def collect(runs: Path) -> None:
         kept = ("name", "top1", "loss", "recipe")
         choices = [{key: run[key] for key in kept} for run in sorted(chosen, key=lambda run: run["top1"])]
         write_json(DATA / "selection.json", choices)
-    for name in NAMES + LONGER:
+    for name in [*NAMES, *LONGER]:
         if not (runs / name / "results.json").is_file():
             continue
         results = take_over(runs, name, DATA)

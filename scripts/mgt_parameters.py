@@ -6,12 +6,11 @@ from pathlib import Path
 
 import click
 import torch
-from tables import table, with_tables
+from tables import table, with_tables, write_or_check
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import zoo.models  # noqa: F401 -- registers with transformers
 from zoo import registry
-from zoo.files import write_text
 
 PAGE = Path(__file__).resolve().parent.parent / "docs/manifold.md"
 NAMES = [f"mgt-lm-{size}" for size in ("12L", "24L", "48L", "100L", "wikitext103")]
@@ -40,11 +39,7 @@ def rows() -> str:
 @click.option("--check", is_flag=True)
 def main(check: bool) -> None:
     """Write or check."""
-    text = with_tables(PAGE, {"parameters": rows()})
-    if not check:
-        write_text(PAGE, text)
-    elif text != PAGE.read_text(encoding="utf-8"):
-        raise SystemExit(f"{PAGE} is not what the models say; run python scripts/mgt_parameters.py")
+    write_or_check(PAGE, with_tables(PAGE, {"parameters": rows()}), check)
 
 
 if __name__ == "__main__":

@@ -48,6 +48,15 @@ def stored(folder: Path, file: str) -> Any:
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
 
 
+def write_or_check(page: Path, text: str, check: bool) -> None:
+    """Write `text` as `page`; with `check` end with exit code 1 where the page is another."""
+    if not check:
+        write_text(page, text)
+    elif text != page.read_text(encoding="utf-8"):
+        print(f"{page} is not what its files say; run python {sys.argv[0]}", file=sys.stderr)
+        sys.exit(1)
+
+
 def save_picture(figure: Any, path: Path) -> None:
     """Write a figure of matplotlib as SVG, whole or not at all, and the same for the same content."""
     with atomic(path) as temporary:
@@ -64,14 +73,10 @@ def command(
     @click.option("--runs", type=click.Path(exists=True, file_okay=False, path_type=Path))
     @click.option("--check", is_flag=True)
     def main(runs: Path | None, check: bool) -> None:
-        if check:
-            if text() != page.read_text(encoding="utf-8"):
-                print(f"{page} is not what its files say; run python {sys.argv[0]}", file=sys.stderr)
-                sys.exit(1)
-            return
-        if runs is not None:
+        if runs is not None and not check:
             collect(runs)
-        write_text(page, text())
-        picture()
+        write_or_check(page, text(), check)
+        if not check:
+            picture()
 
     return main

@@ -53,6 +53,7 @@ def test_draws_follow_the_seed_and_leave_torchs_own_alone(model) -> None:
 
 def test_a_top_k_beyond_the_vocabulary_is_all_of_it(model) -> None:
     wide, none = (generate(model, "The", max_new_tokens=20, top_k=top_k) for top_k in (10**6, None))
+    assert generate(model, "The", max_new_tokens=20, top_k=0) == none
     assert wide == none
     assert generate(model, "The", max_new_tokens=20, top_p=1.0) == generate(model, "The", max_new_tokens=20)
     assert generate(model, "The", max_new_tokens=20, top_p=1e-9) == generate(
@@ -73,10 +74,13 @@ def test_a_prompt_that_fills_the_context_is_refused_and_a_full_context_ends_the_
     tokens = len(zoo.tokenizer(model)(prompt).input_ids)
     with pytest.raises(UsageError, match=rf"has {tokens} tokens.*context is 64; shorten it to 63"):
         generate(model, prompt)
-    answer = continuation(model, "The", max_new_tokens=500, temperature=1.5)
-    assert answer.stopped in ("context", "end")
-    if answer.stopped == "context":
-        assert answer.tokens == 64 - len(zoo.tokenizer(model)("The").input_ids)
+    with_end_off = zoo.load(model.zoo_folder)
+    with_end_off.lm_head.weight.data[zoo.tokenizer(model).eos_token_id] = 0  # so that no text ends
+    answer = continuation(with_end_off, "The", max_new_tokens=500, temperature=0)
+    assert answer.stopped == "context" and answer.tokens == 64 - len(zoo.tokenizer(model)("The").input_ids)
+    assert answer.beyond == 64 - 32
+    few = continuation(with_end_off, "The", max_new_tokens=10)
+    assert few.beyond == 0 and few.tokens == 10
 
 
 def test_a_stop_ends_the_text_before_it_and_need_not_be_a_token(model) -> None:
@@ -130,7 +134,7 @@ def test_a_character_of_several_tokens_comes_whole_and_no_part_of_a_stop(
         ({"max_new_tokens": 0}, "new tokens"),
         ({"temperature": -0.1}, "temperature"),
         ({"temperature": float("nan")}, "temperature"),
-        ({"top_k": 0}, "top-k"),
+        ({"top_k": -1}, "top-k has to be 1 or more, or 0 to draw from all"),
         ({"top_p": 0.0}, "top-p"),
         ({"top_p": 1.1}, "top-p"),
         ({"stop": [""]}, "not empty"),

@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 ARMS = sorted(path.parent for path in (ROOT / "docs/results/osa-mnist").glob("*/results.json"))
 
 
-@pytest.mark.parametrize("script", ["figure_osa_mnist.py", "figure_ns_cifar.py", "figure_mgt.py", "mgt_parameters.py"])
+@pytest.mark.parametrize("script", ["figure_osa_mnist.py", "figure_ns_cifar.py", "figure_mgt.py", "mgt_parameters.py", "bench_decoding.py"])
 def test_the_tables_are_those_of_the_logs(script: str) -> None:
     command = [sys.executable, str(ROOT / "scripts" / script), "--check"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)

@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from zoo import analysis as analysis
     from zoo import bench as bench
     from zoo import data as data
     from zoo import errors as errors
@@ -40,7 +41,7 @@ _FACE = {
     "tokenizer": ("zoo.data.tokenizers", "tokenizer_of"),
     "transform": ("zoo.data.preprocessing", "transform"),
 }
-_MODULES = ("bench", "data", "errors", "export", "hub", "layers", "models", "ops", "registry", "training")
+_MODULES = ("analysis", "bench", "data", "errors", "export", "hub", "layers", "models", "ops", "registry", "training")
 
 __all__ = ["ZooError", "generate", "info", "list_models", "load", "predict", "tokenizer", "transform"]
 

@@ -122,7 +122,7 @@ def predict(name: str, files: tuple[str, ...], top: int | None, device: str, as_
 @click.argument("prompt", default="")
 @click.option("--max-new-tokens", type=int, default=100, show_default=True, help="At most so many.")
 @click.option("--temperature", type=float, default=0.8, show_default=True, help="0 takes the likeliest each time.")
-@click.option("--top-k", type=int, default=50, show_default=True, help="Draw from the so many likeliest.")
+@click.option("--top-k", type=int, default=50, show_default=True, help="Draw from the so many likeliest; 0 from all.")
 @click.option("--top-p", type=float, help="Draw from the fewest that have this share of the probability.")
 @click.option("--stop", multiple=True, metavar="TEXT", help="End where TEXT comes up; again for more.")
 @click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True, help="Of the draws.")
@@ -158,6 +158,8 @@ def generate(name: str, prompt: str, device: str, as_json: bool, **options: Any)
     say("\n")
     if answer.stopped == "context":
         click.echo(f"zoo: the model's context is full after {answer.tokens} new tokens", err=True)
+    if answer.beyond:
+        click.echo(f"zoo: the last {answer.beyond} tokens lie beyond the length that the model learned from", err=True)
 
 
 @main.command()

@@ -5,6 +5,12 @@ Every message is one line: what was wrong, what would be right, and where it hel
 
 from __future__ import annotations
 
+# Of a DamagedError, wherever a model is asked.
+NO_NUMBERS = (
+    "the model answers with NaN or infinity: its weights are damaged, or diverged; fetch them again, or train them anew"
+    " with a lower rate"
+)
+
 
 class ZooError(Exception):
     """Base of everything the zoo raises on purpose. The command line prints it as one line."""

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 
-from zoo.data.tokenizers import tokenizer_of
-from zoo.errors import DamagedError, UsageError
+from zoo.data.tokenizers import end_of_text, tokenizer_of
+from zoo.errors import NO_NUMBERS, DamagedError, UsageError
+from zoo.loading import facts
 from zoo.modes import context_of, evaluating, takes_text
 
 if TYPE_CHECKING:
@@ -27,13 +28,15 @@ class Generation:
     """What came after a prompt.
 
     text : the new text, without the prompt and without the stop that ended it.
-    tokens : how many were generated. stopped : why it ended: "length" as many as asked, "end" the end of a text, "stop"
-        one of the stops, "context" the model's context is full.
+    tokens : how many were generated; `beyond` so many of them lie beyond the length that the model learned from.
+    stopped : why it ended: "length" as many as asked, "end" the end of a text, "stop" one of the stops, "context" the
+        model's context is full.
     """
 
     prompt: str
     text: str
     tokens: int
+    beyond: int
     stopped: Literal["length", "end", "stop", "context"]
 
     def to_dict(self) -> dict[str, Any]:
@@ -87,7 +90,7 @@ def continuation(
     max_new_tokens : at most so many; fewer where the model's context is full.
     temperature : 0 takes the likeliest token each time, and so does anything below a millionth, where nothing else is
         ever drawn; else tokens are drawn from the softmax of logits / temperature.
-    top_k : draw from the so many likeliest alone; None, or more than there are, from all.
+    top_k : draw from the so many likeliest alone; None, 0, or more than there are, from all.
     top_p : draw from the fewest tokens that have this share of the probability together; None from all.
     stop : texts at which to end; they need not be tokens, and are not part of the answer.
     seed : of the draws; torch's random state on the CPU and on CUDA is as before afterwards.
@@ -109,7 +112,7 @@ def continuation(
     except UnicodeEncodeError:
         raise UsageError("the prompt is no UTF-8 text") from None
     tokenizer = tokenizer_of(model)
-    start = [] if prompt else [tokenizer.eos_token_id]
+    start = [] if prompt else [end_of_text(tokenizer)]
     ids = start + tokenizer(prompt, add_special_tokens=False)["input_ids"]
     context = context_of(model)
     if context is not None and len(ids) >= context:
@@ -139,7 +142,9 @@ def continuation(
     new = out[0, len(ids) :].tolist()
     ended = bool(new) and new[-1] == tokenizer.eos_token_id
     reason = "stop" if text.found else "end" if ended else "length" if most == max_new_tokens else "context"
-    return Generation(prompt, text.all, len(new), cast(Any, reason))
+    learned = facts(model).get("context") or context or out.shape[1]
+    beyond = max(min(out.shape[1] - learned, len(new)), 0)
+    return Generation(prompt, text.all, len(new), beyond, cast(Any, reason))
 
 
 class _Text(StoppingCriteria):
@@ -188,7 +193,7 @@ class _Finite(LogitsProcessor):
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         if torch.isnan(scores).any() or torch.isposinf(scores).any():
-            raise DamagedError("the model answers with NaN or infinity; its weights are damaged")
+            raise DamagedError(NO_NUMBERS)
         return scores
 
 
@@ -199,8 +204,8 @@ def _check(
         raise UsageError(f"the number of new tokens has to be 1 or more, got {max_new_tokens}")
     if not (math.isfinite(temperature) and temperature >= 0):
         raise UsageError(f"the temperature has to be 0 (the likeliest token) or more, got {temperature}")
-    if top_k is not None and top_k < 1:
-        raise UsageError(f"top-k has to be 1 or more, got {top_k}")
+    if top_k is not None and top_k < 0:
+        raise UsageError(f"top-k has to be 1 or more, or 0 to draw from all, got {top_k}")
     if top_p is not None and not 0 < top_p <= 1:
         raise UsageError(f"top-p has to be above 0 and at most 1, got {top_p}")
     if isinstance(stop, str) or not all(stop):

@@ -6,6 +6,8 @@ import contextlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from zoo.errors import UsageError
+
 if TYPE_CHECKING:
     from torch import nn
 
@@ -35,6 +37,19 @@ def context_of(model: Any) -> int | None:
     """How many tokens the language model `model` can take at once; None where its configuration knows no limit."""
     longest = getattr(model.config, "max_position_embeddings", None)
     return longest if isinstance(longest, int) and longest > 0 else None
+
+
+def check_context(model: Any, context: int) -> None:
+    """UsageError where `context` is more than the model's."""
+    longest = context_of(model)
+    if longest is not None and context > longest:
+        raise UsageError(f"context {context} is more than the {longest} tokens of the model")
+
+
+def check_batch_size(batch_size: int) -> None:
+    """UsageError where nothing fits into a batch."""
+    if batch_size < 1:
+        raise UsageError(f"the batch size has to be 1 or more, got {batch_size}")
 
 
 @contextlib.contextmanager

@@ -67,6 +67,10 @@ def test_beta_at_the_start_and_moved() -> None:
 
 def test_what_cannot_be_measured() -> None:
     model = zoo.load("test-mgt-lm", pretrained=False)
+    with pytest.raises(UsageError, match="batch size has to be 1 or more, got 0"):
+        depth_profile(model, ids(), batch_size=0)
+    with pytest.raises(UsageError, match="context 65 is more than the 64 tokens"):
+        depth_profile(model, ids(length=65))
     for wrong in (torch.empty(0, 4, dtype=torch.long), torch.tensor([1, 2])):
         with pytest.raises(UsageError, match="shape"):
             depth_profile(model, wrong)

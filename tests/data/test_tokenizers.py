@@ -89,7 +89,10 @@ def test_what_is_no_tokenizer(tmp_path: Path, data_of) -> None:
     (tmp_path / "vocab.bpe").write_text("")
     with pytest.raises(DamagedError, match="no BPE"):
         open_tokenizer("gpt2", tmp_path)
+    (tmp_path / "vocab.bpe").unlink()
     with pytest.raises(NotFoundError, match=r"no GPT-2 BPE.*--data-dir"):
+        open_tokenizer("gpt2", tmp_path)
+    with pytest.raises(NotFoundError, match=r"no data folder.*--data-dir"):
         open_tokenizer("gpt2", tmp_path / "nothing")
     with pytest.raises(UsageError, match="no tokenizer"):
         tokenizer_of(zoo.load("test-osa-vit", pretrained=False))

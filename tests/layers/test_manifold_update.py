@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from zoo.errors import UsageError
 from zoo.layers import ManifoldUpdate
@@ -21,13 +22,47 @@ def drawn(module: ManifoldUpdate) -> ManifoldUpdate:
     return module
 
 
-def test_it_is_the_equations_with_both_products_in_one() -> None:
-    module = drawn(ManifoldUpdate(6, dtype=torch.float64))
-    module.norm.reset_parameters()
-    x, v = torch.randn(2, 3, 6, dtype=torch.float64), torch.randn(2, 3, 6, dtype=torch.float64)
-    w_gate, w_beta = module.scores.weight.chunk(2)
-    true = naive.manifold_update(x, v, w_gate.mT, w_beta.mT, module.bias, module.alpha)
-    torch.testing.assert_close(module(x, v), true)
+def literal(module: ManifoldUpdate, x: Tensor, v: Tensor, source: Tensor | None = None) -> Tensor:
+    """The equations with the module's parameters: without the gate it is 1, without the update beta is 1, alpha 0."""
+    zero = torch.zeros(module.dim, module.dim, dtype=x.dtype)
+    w_gate = module.scores.weight[: module.dim].mT if module.gate else zero
+    w_beta = module.scores.weight[-module.dim :].mT if module.delta else zero
+    gate = {"weight": module.norm.weight, "bias": module.norm.bias} if module.gate else {"bias": torch.tensor(math.inf)}
+    how = {"scale": module.delta_scale, "shift": module.delta_shift} if module.delta else {"shift": 1.0}
+    bias, alpha = (module.bias, module.alpha) if module.delta else (zero[0], 0.0)
+    how |= {**gate, "gate_scale": module.gate_scale, "source": source}
+    return naive.manifold_update(x, v, w_gate, w_beta, bias, alpha, **how)
+
+
+@pytest.mark.parametrize("shape", [(1,), (0, 4), (7, 1), (1, 1, 3), (2, 17, 17), (2, 3, 2, 16)], ids=str)
+@pytest.mark.parametrize(
+    "how",
+    [
+        {},
+        {"delta": False},
+        {"gate": False},
+        {"gate_scale": 2.0},
+        {"delta_shift": 1.0, "delta_scale": 0.9},
+        {"delta": False, "gate_scale": 2.0},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_it_is_the_equations_with_both_products_in_one(
+    shape: tuple[int, ...], how: dict[str, Any], elsewhere: bool
+) -> None:
+    module = drawn(ManifoldUpdate(shape[-1], dtype=torch.float64, **how))
+    generator = torch.Generator().manual_seed(1)
+    x, v, source, weight = (torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(4))
+    tensors = [x.requires_grad_(), v.requires_grad_(), source.requires_grad_(), *module.parameters()]
+    given = (x, v, source) if elsewhere else (x, v)
+    found, true = module(*given), literal(module, *given)
+    torch.testing.assert_close(found, true, rtol=1e-12, atol=1e-12)
+    ours, theirs = (torch.autograd.grad(out, tensors, weight, allow_unused=True) for out in (found, true))
+    for one, other in zip(ours, theirs, strict=True):
+        assert (one is None) == (other is None)
+        if one is not None:
+            torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.autograd import grad
+from torch.nn import functional
 
 from zoo.ops import delta_controller, delta_update, naive, soft_projection
 
@@ -40,7 +41,11 @@ def fast(
     shift: float = 0.0,
 ) -> Tensor:
     beta = delta_controller(x @ w_beta, b_beta, scale=scale, shift=shift)
-    return delta_update(x, soft_projection(v, x @ w_gate), beta, alpha)
+    return delta_update(x, soft_projection(v, normed(x @ w_gate)), beta, alpha)
+
+
+def normed(scores: Tensor) -> Tensor:
+    return functional.layer_norm(scores, scores.shape[-1:])
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -78,9 +83,10 @@ def test_the_controller_stays_in_its_range_and_is_ddls_gate() -> None:
 
 def test_the_gate_has_the_mean_and_the_spread_that_the_norm_gives_it() -> None:
     scores = normal(10_000, 64)
-    gate = soft_projection(torch.ones_like(scores), 7.3 * scores)
+    gate = soft_projection(torch.ones_like(scores), normed(7.3 * scores))
     assert math.isclose(gate.mean(), 0.5, abs_tol=0.01) and math.isclose(gate.std(), 0.21, abs_tol=0.01)
-    torch.testing.assert_close(soft_projection(torch.ones_like(scores), scores, scale=2.0), 2 * gate, atol=1e-4, rtol=0)
+    doubled = soft_projection(torch.ones_like(scores), normed(scores), scale=2.0)
+    torch.testing.assert_close(doubled, 2 * gate, atol=1e-4, rtol=0)
 
 
 def test_what_beta_and_alpha_mean() -> None:

@@ -75,10 +75,16 @@ def test_a_uniform_model_has_the_size_of_its_vocabulary() -> None:
 
 
 @pytest.mark.parametrize(
-    "how", [{"context": 0}, {"context": 8, "stride": 9}, {"context": 8, "stride": 0}, {"context": 8, "batch_size": 0}]
+    ("how", "message"),
+    [
+        ({"context": 0}, "1 token or more, got 0"),
+        ({"context": 8, "stride": 9}, "of 8 tokens cannot be moved by 9"),
+        ({"context": 8, "stride": 0}, "of 8 tokens cannot be moved by 0"),
+        ({"context": 8, "batch_size": 0}, "batch size has to be 1 or more, got 0"),
+    ],
 )
-def test_a_window_that_cannot_move_is_refused(model, how) -> None:
-    with pytest.raises(UsageError):
+def test_a_window_that_cannot_move_is_refused(model, how, message) -> None:
+    with pytest.raises(UsageError, match=message):
         perplexity(model, ids_of(20), 9, **how)
 
 

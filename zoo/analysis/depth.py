@@ -17,8 +17,7 @@ from torch import Tensor, nn
 
 from zoo.errors import DamagedError, UsageError
 from zoo.layers.manifold import ManifoldUpdate
-from zoo.modes import evaluating
-from zoo.ops import delta_controller
+from zoo.modes import check_batch_size, check_context, evaluating
 
 
 @dataclass(frozen=True)
@@ -58,19 +57,23 @@ def effective_rank(x: Tensor) -> Tensor:
 def depth_profile(model: nn.Module, ids: Tensor, *, batch_size: int = 8) -> DepthProfile:
     """Ranks by layer and statistics of beta of a language model on `ids` (sequences, tokens), in eval mode.
 
-    Raises UsageError for a model without layers of its own, or no sequences; DamagedError where the states are NaN.
+    Raises UsageError for a model without layers of its own, no sequences, longer ones than the model's context, or a
+    batch size below 1; DamagedError where the states are NaN.
     """
     layers = getattr(getattr(model, "model", None), "layers", None)
     if not isinstance(layers, nn.ModuleList):
         raise UsageError("this model has no model.layers; a language model of the zoo has")
-    if ids.dim() != 2 or not ids.numel() or batch_size < 1:
+    if ids.dim() != 2 or not ids.numel():
         raise UsageError(f"ids of the shape (sequences, tokens) are needed, got {tuple(ids.shape)}")
+    check_batch_size(batch_size)
+    check_context(model, ids.shape[1])
+    device = next(model.parameters()).device
     sums = torch.zeros(len(layers) + 1, dtype=torch.float64)
     updates = [module for module in layers.modules() if isinstance(module, ManifoldUpdate) and module.delta]
     moments = torch.zeros(len(updates), 3, dtype=torch.float64)
     with evaluating(model), _inputs_of(updates) as seen:
         for batch in ids.split(batch_size):
-            states = _states(model, layers, batch)
+            states = _states(model, layers, batch.to(device))
             ranks = torch.stack([effective_rank(state) for state in states])
             if not torch.isfinite(ranks).all():
                 raise DamagedError("the model's states are zero, NaN or infinity; its weights are no good")
@@ -116,7 +119,6 @@ def _moments(updates: list[ManifoldUpdate], seen: dict[ManifoldUpdate, Tensor]) 
     """(updates, 3) float64: means of beta, beta squared, and of whether it is below 0."""
     rows = []
     for update in updates:
-        scores = seen[update][..., -update.dim :].cpu().double()
-        beta = delta_controller(scores, update.bias.cpu().double(), scale=update.delta_scale, shift=update.delta_shift)
+        beta = update.beta(seen[update]).cpu().double()
         rows.append([float(beta.mean()), float(beta.square().mean()), float((beta < 0).double().mean())])
     return torch.tensor(rows, dtype=torch.float64).reshape(len(updates), 3)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator
 from itertools import islice
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from zoo import hub
+from zoo.data.places import from_folder_or_hub
 from zoo.data.text import TEXTS, open_text
 from zoo.errors import DamagedError, NotFoundError, UsageError, one_line
 from zoo.hub import TOKENIZER_FILES
@@ -72,6 +72,13 @@ def tokenizer_of(model: nn.Module, data_dir: str | Path | None = None) -> PreTra
     return open_tokenizer(name, data_dir)
 
 
+def end_of_text(tokenizer: PreTrainedTokenizerFast) -> int:
+    """The token that ends a text, and that a text starts after; UsageError for a tokenizer without one."""
+    if tokenizer.eos_token_id is None:
+        raise UsageError("the tokenizer has no token for the end of a text; set its eos_token and save it again")
+    return tokenizer.eos_token_id
+
+
 def train_tokenizer(text: str, size: int) -> PreTrainedTokenizerFast:
     """A byte-level BPE of at most `size` entries, learned from `text`; what it encodes it gives back exactly."""
     from tokenizers import models, pre_tokenizers, trainers
@@ -101,13 +108,16 @@ def read_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
 
 
 def encode(tokenizer: PreTrainedTokenizerFast, text: str) -> Tensor:
-    """All of `text` as token ids, (tokens,) int32; the same as of the whole at once, in bounded memory."""
-    ids: list[int] = []
+    """All of `text` as token ids, (tokens,) int32; the same as of the whole at once.
+
+    Beside the text and the ids it needs memory for a few pieces only, where the text has line ends to cut it at.
+    """
+    parts = [torch.zeros(0, dtype=torch.int32)]
     pieces = _pieces(text)
     while batch := list(islice(pieces, _BATCH)):
-        for piece in tokenizer(batch, add_special_tokens=False, return_attention_mask=False)["input_ids"]:
-            ids.extend(piece)
-    return torch.tensor(ids, dtype=torch.int32)
+        found = tokenizer(batch, add_special_tokens=False, return_attention_mask=False)["input_ids"]
+        parts += [torch.tensor(ids, dtype=torch.int32) for ids in found]
+    return torch.cat(parts)
 
 
 def _pieces(text: str) -> Iterator[str]:
@@ -123,21 +133,21 @@ def _pieces(text: str) -> Iterator[str]:
 def _gpt2(data_dir: str | Path | None, local_files_only: bool) -> PreTrainedTokenizerFast:
     from tokenizers import models
 
-    named = data_dir or os.environ.get("ZOO_DATA")
-    if named:
-        root = Path(named).expanduser()
+    def from_folder(root: Path) -> list[Path]:
         sets = [[place / "encoder.json", place / "vocab.bpe"] for place in (root / "gpt2-bpe", root)]
-        paths = next((paths for paths in sets if all(path.is_file() for path in paths)), [])
-        if not paths:
+        paths = next((paths for paths in sets if all(path.is_file() for path in paths)), None)
+        if paths is None:
             raise NotFoundError(
                 f"no GPT-2 BPE in {root}: encoder.json and vocab.bpe are neither there nor in its folder gpt2-bpe; name"
                 " the right folder with --data-dir or ZOO_DATA, or leave both out to fetch it from the Hub"
             )
-    else:
-        paths = [
-            hub.fetch("openai-community/gpt2", name, local_files_only=local_files_only)
-            for name in ("vocab.json", "merges.txt")
-        ]
+        return paths
+
+    def from_hub() -> list[Path]:
+        files = ("vocab.json", "merges.txt")
+        return [hub.fetch("openai-community/gpt2", file, local_files_only=local_files_only) for file in files]
+
+    paths = from_folder_or_hub("GPT-2's tokenizer", data_dir, from_folder, from_hub)
     try:
         return _wrapped(_byte_level(models.BPE.from_file(*map(str, paths))))
     except Exception as error:  # the library in Rust raises plain Exceptions

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from zoo.errors import UsageError
-from zoo.ops import delta_controller, delta_update, sigmoid_gate
+from zoo.ops import delta_controller, delta_update, soft_projection
 
 
 class ManifoldUpdate(nn.Module):
@@ -25,12 +25,15 @@ class ManifoldUpdate(nn.Module):
     delta_scale, delta_shift : lambda and epsilon. 1 and 0 are the source's; 1 and 1 the gate of Deep Delta Learning.
     delta_init : beta at the start, where W_beta is 0; strictly inside (epsilon - lambda, epsilon + lambda). The source
         does not state it; at beta = 0 no gradient would reach V.
-    alpha : how much of X the update takes away, at the start; the source does not state it.
+    alpha : how much of X the update takes away, at the start; the source does not state it. 1 / (number of updates)
+        lets exp(-beta) of the state survive all of them at any depth; 0 takes nothing away.
     alpha_learned : whether `alpha` is a parameter.
     gate_scale : 2 keeps the size of V on average, where 1 halves it.
     eps : of the LayerNorm.
 
     Shapes: x, v, source: (..., dim) -> (..., dim) in x's dtype.
+
+    Raises UsageError without gate and delta, and for a beta at the start that no bias gives.
     """
 
     def __init__(
@@ -82,11 +85,15 @@ class ManifoldUpdate(nn.Module):
         scores = self.scores(x if source is None else source)
         if self.norm is not None:
             # The norm is called, not its weights used: hooks that bring weights from elsewhere hang on the call.
-            v = sigmoid_gate(v, self.norm(scores[..., : self.dim]), scale=self.gate_scale)
+            v = soft_projection(v, self.norm(scores[..., : self.dim]), scale=self.gate_scale)
         if not self.delta:
             return x + v
-        beta = delta_controller(scores[..., -self.dim :], self.bias, scale=self.delta_scale, shift=self.delta_shift)
-        return delta_update(x, v, beta, self.alpha)
+        return delta_update(x, v, self.beta(scores), self.alpha)
+
+    def beta(self, scores: Tensor) -> Tensor:
+        """The controller, of what `self.scores` gave: (..., dim) or (..., 2 dim) -> (..., dim)."""
+        own = scores[..., -self.dim :]
+        return delta_controller(own, self.bias, scale=self.delta_scale, shift=self.delta_shift)
 
     def extra_repr(self) -> str:
         """What the printed module shows."""

@@ -25,7 +25,7 @@ class Own(msgspec.Struct, kw_only=True):
     context: registry.Size | None = None
 
 
-# Of `from_config` itself.
+# What transformers is told beside the configuration, in which nothing of it is kept.
 _HOW = ("attn_implementation",)
 
 

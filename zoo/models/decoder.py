@@ -18,14 +18,13 @@ from transformers.masking_utils import create_causal_mask
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.modeling_utils import slice_logits_to_keep
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from transformers.utils import can_return_tuple
 from transformers.utils.deprecation import deprecate_kwarg
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
 from zoo.errors import UsageError
-from zoo.layers.causal import CausalSelfAttention, seen_columns
+from zoo.layers.causal import CausalSelfAttention, FeedForward, RotaryEmbedding, seen_columns
 from zoo.ops import signed_sine
 
 # transformers 5.24 calls the cache `cache`, most callers `past_key_values`; both are taken, without a word.
@@ -37,10 +36,16 @@ class DecoderConfig(PreTrainedConfig):
 
     vocab_size, hidden_size, num_hidden_layers, num_attention_heads : the sizes.
     intermediate_size : of the feed-forward part; None is 4 hidden_size.
+    hidden_act : its activation, by transformers' name.
     max_position_embeddings : the context, in tokens.
     initializer_range : standard deviation of the weights; what writes to the residual stream has it divided by
         sqrt(2 num_hidden_layers), as in GPT-2.
+    layer_norm_eps : of every LayerNorm. attention_dropout : of the attention weights in training.
     rope_parameters : of transformers; None is base 10,000.
+    use_cache : whether keys and values are kept by default. tie_word_embeddings : whether the head is the embedding.
+    bos_token_id, eos_token_id, pad_token_id : of the tokenizer.
+
+    Raises UsageError for a value out of its range, where it is built.
     """
 
     keys_to_ignore_at_inference: ClassVar[list[str]] = ["cache"]
@@ -112,34 +117,6 @@ class DecoderConfig(PreTrainedConfig):
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-class RotaryEmbedding(LlamaRotaryEmbedding):
-    """transformers' own, whose frequencies stay in float32 when the model is cast.
-
-    Rounded to bfloat16 they would be off by up to 0.4 %, at position 1,000 by several radians.
-    """
-
-    def _apply(self, fn: Any, recurse: bool = True) -> RotaryEmbedding:
-        kept: dict[str, Any] = dict(self.named_buffers())
-        super()._apply(fn, recurse)
-        for name, buffer in self.named_buffers():
-            if not buffer.is_meta and buffer.dtype != torch.float32:
-                setattr(self, name, kept[name].to(buffer.device))
-        return self
-
-
-class FeedForward(nn.Module):
-    """W_down act(W_up x), no biases. x: (batch, tokens, dim) -> the same shape."""
-
-    def __init__(self, config: Any) -> None:
-        super().__init__()
-        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.act = ACT2FN[config.hidden_act]
-        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(self.act(self.up_proj(x)))
 
 
 class DecoderPreTrainedModel(PreTrainedModel):

@@ -13,9 +13,9 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from zoo.errors import UsageError
-from zoo.layers.causal import CausalSelfAttention
+from zoo.layers.causal import CausalSelfAttention, FeedForward
 from zoo.layers.manifold import ManifoldUpdate
-from zoo.models.decoder import DecoderConfig, DecoderForCausalLM, DecoderModel, DecoderPreTrainedModel, FeedForward
+from zoo.models.decoder import DecoderConfig, DecoderForCausalLM, DecoderModel, DecoderPreTrainedModel
 
 _PRESETS = {"paper": (1.0, 0.0), "ddl": (1.0, 1.0)}
 

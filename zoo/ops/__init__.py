@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from zoo.ops.exponential import matrix_exp
-from zoo.ops.manifold import delta_controller, delta_update, sigmoid_gate, soft_projection
+from zoo.ops.manifold import delta_controller, delta_update, soft_projection
 from zoo.ops.newton_schulz import newton_schulz
 from zoo.ops.orthogonal import orthogonal_attention
 from zoo.ops.orthogonality import orthogonality_bound, orthogonality_error, skew_norm
 from zoo.ops.polar import polar
-from zoo.ops.rotary import rotate, signed_sine
+from zoo.ops.rotary import apply_rotary, signed_sine
 
 __all__ = [
+    "apply_rotary",
     "delta_controller",
     "delta_update",
     "matrix_exp",
@@ -19,8 +20,6 @@ __all__ = [
     "orthogonality_bound",
     "orthogonality_error",
     "polar",
-    "rotate",
-    "sigmoid_gate",
     "signed_sine",
     "skew_norm",
     "soft_projection",

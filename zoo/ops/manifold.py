@@ -1,36 +1,19 @@
 """The update of the Manifold-Geometric Transformer (arXiv 2601.01014): gate, controller, and the delta step.
 
-Everything is elementwise but the LayerNorm of the gate; shapes are (..., dim) throughout.
+Everything is elementwise; shapes are (..., dim) throughout.
 """
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 
-def soft_projection(
-    v: Tensor,
-    scores: Tensor,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    *,
-    scale: float = 1.0,
-    eps: float = 1e-5,
-) -> Tensor:
-    """V_mHC = V * scale * sigmoid(LN(scores)), scores = X W_gate: the source's gate of what attention or MLP give.
+def soft_projection(v: Tensor, logits: Tensor, *, scale: float = 1.0) -> Tensor:
+    """V_mHC = V * scale * sigmoid(logits), logits = LN(X W_gate): the source's gate of what attention or MLP give.
 
-    v, scores: (..., dim) -> (..., dim) in v's dtype; weight, bias: (dim,) of the LayerNorm. `scale` 2 keeps the size
-    of V on average, where the source's 1 halves it.
-    """
-    return sigmoid_gate(v, functional.layer_norm(scores, scores.shape[-1:], weight, bias, eps), scale=scale)
-
-
-def sigmoid_gate(v: Tensor, logits: Tensor, *, scale: float = 1.0) -> Tensor:
-    """V * scale * sigmoid(logits): the soft projection once its scores are normed. v, logits: (..., dim) -> (..., dim).
-
-    In v's dtype.
+    v, logits: (..., dim) -> (..., dim) in v's dtype. `scale` 2 keeps the size of V on average, where the source's 1
+    halves it.
     """
     gate = logits.sigmoid()
     return v * (gate if scale == 1 else scale * gate).to(v.dtype)
@@ -40,7 +23,8 @@ def delta_controller(scores: Tensor, bias: Tensor | float = 0.0, *, scale: float
     """beta = scale * tanh(scores + bias) + shift, scores = X W_beta: in [shift - scale, shift + scale].
 
     scores: (..., dim), bias: (dim,) or a number -> (..., dim). The source's lambda and epsilon are `scale` and
-    `shift`; 1 and 1 are the gate 2 sigmoid(2 z) of Deep Delta Learning, between identity (0) and reflection (2).
+    `shift`; 1 and 1 are the gate 2 sigmoid(2 z) of Deep Delta Learning, whose operator it takes from the identity (0)
+    over a projection (1) to a reflection (2). `delta_update` is another operator: its 2 takes 2 alpha of x away.
     """
     beta = torch.tanh(scores + bias)
     if scale != 1:

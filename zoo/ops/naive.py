@@ -92,7 +92,7 @@ def matrix_exp(x: Tensor) -> Tensor:
     return torch.linalg.matrix_exp(x.to(torch.promote_types(x.dtype, torch.float32))).to(x.dtype)
 
 
-def rotate(x: Tensor, angles: Tensor) -> Tensor:
+def apply_rotary(x: Tensor, angles: Tensor) -> Tensor:
     """RoPE by complex numbers: feature i and feature i + head_dim / 2 are one, multiplied by exp(i angle).
 
     x: (..., tokens, head_dim), angles: (tokens, head_dim / 2) -> x's shape and dtype.
@@ -110,18 +110,25 @@ def manifold_update(
     b_beta: Tensor,
     alpha: float | Tensor,
     *,
+    weight: Tensor | float = 1.0,
+    bias: Tensor | float = 0.0,
+    gate_scale: float = 1.0,
     scale: float = 1.0,
     shift: float = 0.0,
     eps: float = 1e-5,
+    source: Tensor | None = None,
 ) -> Tensor:
     """One update of arXiv 2601.01014, feature by feature as its equations stand: gate, controller, delta step.
 
-    x, v: (..., dim); w_gate, w_beta: (dim, dim), applied as X W; b_beta: (dim,) -> (..., dim).
+    x, v: (..., dim); w_gate, w_beta: (dim, dim), applied as X W; b_beta: (dim,); weight, bias: (dim,) of the gate's
+    LayerNorm -> (..., dim). source: (..., dim), what gate and controller read, x where it is None.
     """
-    score = x @ w_gate
-    score = (score - score.mean(-1, keepdim=True)) / (score.var(-1, correction=0, keepdim=True) + eps).sqrt()
-    v_mhc = v * (1 / (1 + torch.exp(-score)))
-    beta = scale * torch.tanh(x @ w_beta + b_beta) + shift
+    read = x if source is None else source
+    score = read @ w_gate
+    score = score - score.mean(-1, keepdim=True)
+    score = score / (score.square().mean(-1, keepdim=True) + eps).sqrt()
+    v_mhc = v * gate_scale * (1 / (1 + torch.exp(-(score * weight + bias))))
+    beta = scale * torch.tanh(read @ w_beta + b_beta) + shift
     return x + beta * (v_mhc - alpha * x)
 
 

@@ -7,12 +7,12 @@ from torch import Tensor
 
 
 def signed_sine(sin: Tensor) -> Tensor:
-    """`sin` with its first half negated, as `rotate` takes it. sin: (..., head_dim) -> the same shape."""
+    """`sin` with its first half negated, as `apply_rotary` takes it. sin: (..., head_dim) -> the same shape."""
     first, second = sin.chunk(2, -1)
     return torch.cat((-first, second), -1)
 
 
-def rotate(x: Tensor, cos: Tensor, signed_sin: Tensor) -> Tensor:
+def apply_rotary(x: Tensor, cos: Tensor, signed_sin: Tensor) -> Tensor:
     """Feature i and feature i + head_dim / 2 of every token turned by its position's angle.
 
     x: (..., tokens, head_dim), head_dim even; cos, signed_sin: broadcast to x, the latter from `signed_sine`, both in

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from zoo.data.augment import to_device
-from zoo.errors import DamagedError, UsageError
+from zoo.errors import NO_NUMBERS, DamagedError, UsageError
 from zoo.loading import facts, load
-from zoo.modes import evaluating
+from zoo.modes import check_batch_size, check_context, evaluating
 from zoo.training.job import Job
-from zoo.training.language import LanguageTask, check_context, language_model
+from zoo.training.language import LanguageTask, language_model
 
 DATASET = "copy"
 _ALPHABET = 64
@@ -53,23 +53,25 @@ def sequences(count: int, length: int, seed: int) -> Tensor:
 def evaluate_copy(model: nn.Module, context: int, split: str = "test", batch_size: int = 50) -> CopyEvaluation:
     """How many tokens of the second halves of 500 sequences `model` finds, each with the right ones before it.
 
-    Raises UsageError for another split than validation and test, and for a model of fewer tokens or a shorter context;
-    DamagedError when the model answers with NaN.
+    Raises UsageError for another split than validation and test, for a model of fewer tokens or a shorter context, and
+    for a batch size below 1; DamagedError when the model answers with NaN.
     """
     if split not in _SEEDS:
         raise UsageError(f"the copy task is tested on {' or '.join(_SEEDS)}, not on {split!r}")
     _check_vocabulary(model)
     check_context(model, context)
+    check_batch_size(batch_size)
     rows = sequences(_HELD_OUT, context, _SEEDS[split])
     device = next(model.parameters()).device
     correct, loss = 0, 0.0
     with evaluating(model):
         for batch in rows.split(batch_size):
             logits, targets = _second_half(model, batch.to(device))
-            loss += float(nn.functional.cross_entropy(logits, targets, reduction="sum").cpu())
+            losses = nn.functional.cross_entropy(logits, targets, reduction="none")
+            loss += float(losses.cpu().double().sum())  # not every device has float64
             correct += int((logits.argmax(-1) == targets).sum())
     if not torch.tensor(loss).isfinite():
-        raise DamagedError("the model answers with NaN or infinity; its weights are no good")
+        raise DamagedError(NO_NUMBERS)
     total = rows.numel() // 2
     return CopyEvaluation(100 * correct / total, correct, total, loss / total, context)
 
@@ -116,7 +118,8 @@ class CopyTask(LanguageTask):
 
     def results(self, folder: Path) -> dict[str, Any]:
         """On test sequences."""
-        return {"split": "test", **evaluate_copy(load(str(folder.resolve())), self.recipe.context).to_dict()}
+        model = load(str(folder.resolve()), device=next(self.model.parameters()).device)
+        return {"split": "test", **evaluate_copy(model, self.recipe.context).to_dict()}
 
 
 def _check_vocabulary(model: Any) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from zoo.data.streams import STREAMS, documents
 from zoo.data.text import TEXT_FILE, TEXTS, open_text, words_of
-from zoo.data.tokenizers import encode
+from zoo.data.tokenizers import encode, end_of_text
 from zoo.errors import NotFoundError, UsageError
 from zoo.training.copying import DATASET
 
@@ -30,9 +30,10 @@ def corpus(
     A text is one row, whatever it is made of; of a stream each document ends with that token too. `tokens` stops a
     stream as soon as there are so many, which its training split needs, for it has no end that anybody waits for.
 
-    Raises what `open_text` and `documents` of `zoo.data` raise; UsageError for a stream without an end.
+    Raises what `open_text` and `documents` of `zoo.data` raise; UsageError for a stream without an end, or a
+    tokenizer without a token for it.
     """
-    end = torch.tensor([tokenizer.eos_token_id], dtype=torch.int32)
+    end = torch.tensor([end_of_text(tokenizer)], dtype=torch.int32)
     if name not in (*TEXTS, *STREAMS) and not name.startswith(TEXT_FILE):
         raise NotFoundError(
             f"unknown text {name!r}; there are {', '.join((*TEXTS, *STREAMS, DATASET))} and {TEXT_FILE}FILE"
@@ -41,7 +42,10 @@ def corpus(
         text = open_text(name, split, data_dir)
         return torch.cat((end, encode(tokenizer, text))), words_of(text)
     if tokens is None and split == "train":
-        raise UsageError(f"{name} is a stream: say how much of it, --set samples=100000")
+        raise UsageError(
+            f"the training text of {name} is a stream without an end: train on as much as --set samples=100000 takes;"
+            " what it is measured on are its splits validation and test"
+        )
     parts, length, words = [end], 1, 0
     for text in documents(name, split):
         parts += [encode(tokenizer, text), end]

@@ -14,9 +14,9 @@ from torch import nn
 from zoo.data import DATASETS, ImageArrays, open_dataset
 from zoo.data.preprocessing import Preprocessing
 from zoo.data.tokenizers import tokenizer_of
-from zoo.errors import DamagedError, UsageError
+from zoo.errors import NO_NUMBERS, DamagedError, UsageError
 from zoo.loading import facts, load
-from zoo.modes import context_of, evaluating, takes_text
+from zoo.modes import check_batch_size, context_of, evaluating, takes_text
 from zoo.training import copying
 from zoo.training.copying import CopyEvaluation
 from zoo.training.corpus import corpus
@@ -50,8 +50,7 @@ def evaluate(
     after each `report` is told how many pictures it had.
     Raises UsageError for an empty set or batch size, DamagedError when the model answers with NaN.
     """
-    if batch_size < 1:
-        raise UsageError(f"the batch size has to be 1 or more, got {batch_size}")
+    check_batch_size(batch_size)
     if not len(arrays):
         raise UsageError("there are no pictures to evaluate on")
     preprocessing = Preprocessing.of(model)
@@ -64,7 +63,7 @@ def evaluate(
             targets = arrays.targets[start : start + batch_size]
             logits = model(preprocessing.normalize(images).to(parameter.dtype)).float().cpu()
             if not torch.isfinite(logits).all():
-                raise DamagedError("the model answers with NaN or infinity; its weights are no good")
+                raise DamagedError(NO_NUMBERS)
             correct += int((logits.argmax(1) == targets).sum())
             loss += float(nn.functional.cross_entropy(logits.double(), targets, reduction="sum"))
             if report is not None:
@@ -91,8 +90,8 @@ def evaluate_named(
     trained with, and half of it. `progress` shows a bar on stderr.
     UsageError where the data have other classes than the model, or where an option belongs to another kind of model.
     """
-    if batch_size is not None and batch_size < 1:
-        raise UsageError(f"the batch size has to be 1 or more, got {batch_size}")
+    if batch_size is not None:
+        check_batch_size(batch_size)
     if data == "":
         raise UsageError("--data is empty; leave it out, or name a data set")
     model = load(name, device=device)

@@ -15,7 +15,7 @@ from zoo.data.tokenizers import tokenizer_of
 from zoo.errors import UsageError
 from zoo.files import write_json
 from zoo.loading import load
-from zoo.modes import context_of
+from zoo.modes import check_context
 from zoo.training import result
 from zoo.training.job import Job
 from zoo.training.recipes import TextRecipe, of_kind
@@ -69,13 +69,6 @@ _NO_MATTER = {
     *("_name_or_path", "architectures", "dtype", "transformers_version", "zoo"),
     *("bos_token_id", "eos_token_id", "pad_token_id", "use_cache", "attention_dropout", "max_position_embeddings"),
 }
-
-
-def check_context(model: Any, context: int) -> None:
-    """UsageError where `context` is more than the model's."""
-    longest = context_of(model)
-    if longest is not None and context > longest:
-        raise UsageError(f"context {context} is more than the {longest} tokens of the model")
 
 
 def _start_from(model: nn.Module, job: Job, tokenizer: PreTrainedTokenizerFast | None) -> None:

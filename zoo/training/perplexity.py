@@ -10,9 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from zoo.errors import DamagedError, UsageError
-from zoo.modes import evaluating
-from zoo.training.language import check_context
+from zoo.errors import NO_NUMBERS, DamagedError, UsageError
+from zoo.modes import check_batch_size, check_context, evaluating
 
 
 @dataclass(frozen=True)
@@ -56,12 +55,15 @@ def perplexity(
     those of the first window. `stride` is half of `context` where it is left out. `report` is told how many tokens each
     batch counted. Computed in the model's device and dtype, summed in float64 on the CPU.
 
-    Raises UsageError for a text without a token to predict, or a window that cannot move or is longer than the model's
-    context; DamagedError for NaN.
+    Raises UsageError for a text without a token to predict, a window that cannot move or is longer than the model's
+    context, or a batch size below 1; DamagedError for NaN.
     """
     check_context(model, context)
     step = max(context // 2, 1) if stride is None else stride
-    if context < 1 or batch_size < 1 or not 1 <= step <= context:
+    check_batch_size(batch_size)
+    if context < 1:
+        raise UsageError(f"the window has to hold 1 token or more, got {context}")
+    if not 1 <= step <= context:
         raise UsageError(f"the window of {context} tokens cannot be moved by {step}; from 1 to its length it can")
     if len(ids) < 2 or words < 1:
         raise UsageError("the text has no word to predict")
@@ -79,7 +81,7 @@ def perplexity(
             if report is not None:
                 report(new)
     if not math.isfinite(total):
-        raise DamagedError("the model answers with NaN or infinity; its weights are no good")
+        raise DamagedError(NO_NUMBERS)
     assert counted == len(ids) - 1
     loss = total / counted
     return TextEvaluation(loss, _exp(loss), _exp(total / words), counted, words, context, step)

@@ -103,7 +103,8 @@ class TextTask(LanguageTask):
 
     def results(self, folder: Path) -> dict[str, Any]:
         """Perplexity on the test split, a window that moves by half; that on the validation split beside it."""
-        model = load(str(folder.resolve()))
+        # Where it was trained: elsewhere it could take longer than other processes wait.
+        model = load(str(folder.resolve()), device=next(self.model.parameters()).device)
         return {
             "split": "test",
             **self._perplexity(model, "test", None),
