@@ -11,18 +11,18 @@ The models are trained with `zoo train NAME --output DIR/NAME` and, on the copy 
 
 from __future__ import annotations
 
+import statistics
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import torch
 from tables import NOT_YET, command, save_picture, stored, table, take_over, with_tables
 
 import zoo
 from zoo import analysis
 from zoo.files import write_json
-from zoo.training import log, recipes
+from zoo.training import log
 from zoo.training.corpus import corpus
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -36,7 +36,12 @@ ARMS = {
     "mgt-lm-12L-ddl": "delta update (DDL)",
     "mgt-lm-12L": "both (MGT)",
 }
-DEEP = {"std-lm-48L": "standard, pre-norm", "mgt-lm-48L": "both (MGT)"}
+DEEP = {
+    "std-lm-48L": "standard, pre-norm",
+    "mgt-lm-48L-mhc": "soft projection (mHC)",
+    "mgt-lm-48L-ddl": "delta update (DDL)",
+    "mgt-lm-48L": "both (MGT)",
+}
 COLOURS = dict(zip(ARMS.values(), ("C7", "C0", "C2", "C1", "C3"), strict=True))
 
 
@@ -49,15 +54,16 @@ def text_table(names: dict[str, str]) -> str:
             rows.append([f"`{name}`", arm, *[NOT_YET] * 7])
             continue
         seen = found["steps"] * found["recipe"]["batch_size"] * found["recipe"]["context"]
-        cost = [f"{found['parameters']:,}", f"{found['steps']:,}", f"{seen:,}", f"{found['training_seconds'] / 60:.0f}"]
+        speed = statistics.median(row["tokens_per_second"] for row in log.read(DATA / name / log.FILE) if "loss" in row)
+        cost = [f"{found['parameters']:,}", f"{found['steps']:,}", f"{seen:,}", f"{speed:,.0f}"]
         measured = [found["validation"]["perplexity"], found["perplexity"], found["word_perplexity"]]
         rows.append([f"`{name}`", arm, *cost, *(f"{value:.2f}" for value in measured)])
-    head = ["Training", "arm", "parameters", "steps", "tokens", "minutes"]
+    head = ["Training", "arm", "parameters", "steps", "tokens", "tokens/s"]
     if names is ARMS:
         trigram = stored(DATA, "trigram.json")
         splits = (("validation", "perplexity"), ("test", "perplexity"), ("test", "word_perplexity"))
-        measured = [trigram[split][key] for split, key in splits]
-        rows.append(["interpolated trigram", "", "", "", "", "", *(f"{value:.2f}" for value in measured)])
+        measured = [f"{trigram[split][key]:.2f}" for split, key in splits] if trigram else [NOT_YET] * 3
+        rows.append(["interpolated trigram", *[""] * 5, *measured])
     return table([*head, "validation, a token", "test, a token", "test, a word"], rows, left=(0, 1))
 
 
@@ -124,12 +130,15 @@ def selection_table() -> str:
     """One line a run by which the recipe was chosen."""
     rows = []
     for run in stored(DATA, "selection.json") or []:
-        recipe = run["recipe"]
-        tokens = f"{run['steps'] * recipe['batch_size'] * recipe['context']:,}"
-        settings = [f"{recipe['lr']:g}", str(recipe["batch_size"]), str(recipe["context"]), tokens]
-        rows.append([f"`{run['name']}`", *settings, f"{run['loss']:.4f}", f"{run['perplexity']:.2f}"])
-    head = ["Model", "rate", "sequences a step", "context", "tokens", "validation loss", "perplexity"]
-    return table(head, rows)
+        recipe, validation = run["recipe"], run["validation"]
+        settings = " ".join(f"--set {key}={recipe[key]:g}" for key in ("epochs", "samples", "lr"))
+        measured = ["stopped"] * 2
+        if validation:
+            measured = [f"{validation['loss']:.4f}", f"{validation['perplexity']:.2f}"]
+        cells = [f"{recipe['lr']:g}", f"{run['steps']:,}", f"{run['training_loss']:.2f}", *measured]
+        rows.append([*cells, f"`zoo train {run['name']} {settings}`"])
+    head = ["rate", "steps", "training loss", "validation loss", "perplexity", "command"]
+    return table(head, rows, left=(5,))
 
 
 def page() -> str:
@@ -178,9 +187,9 @@ def collect(runs: Path) -> None:
 
     `runs`/selection has the trainings by which the recipe was chosen.
     """
-    chosen = [run for path in sorted(runs.glob("selection/*/log.jsonl")) if (run := _choice(path)) is not None]
+    chosen = [_choice(path) for path in runs.glob("selection/*/log.jsonl")]
     if chosen:
-        write_json(DATA / "selection.json", sorted(chosen, key=lambda run: -run["loss"]))
+        write_json(DATA / "selection.json", sorted(chosen, key=lambda run: run["recipe"]["lr"]))
     for name in ARMS:
         if (runs / "copy" / name / "results.json").is_file():
             take_over(runs, f"copy/{name}", DATA)
@@ -192,19 +201,18 @@ def collect(runs: Path) -> None:
         ids = corpus(results["dataset"], "test", zoo.tokenizer(trained))[0]
         ids = ids[: SEQUENCES * context].long().view(SEQUENCES, context)
         torch.manual_seed(results["recipe"]["seed"])
-        models = {"start": zoo.load(name, pretrained=False), "trained": trained}
+        drawn = zoo.load(name, pretrained=False, **log.read(runs / name / log.FILE)[0]["model_args"])
+        models = {"start": drawn, "trained": trained}
         profiles = {when: asdict(analysis.depth_profile(model, ids)) for when, model in models.items()}
         write_json(DATA / name / "depth.json", profiles)
 
 
-def _choice(path: Path) -> dict[str, Any] | None:
-    """What the log of a run says by which the recipe was chosen; None where it did not come to its end."""
+def _choice(path: Path) -> dict[str, Any]:
+    """What the log of a run says by which the recipe was chosen; `validation` None where it did not come to its end."""
     rows = log.read(path)
-    last = rows[-1].get("validation")
-    if last is None:
-        return None
-    recipe = msgspec.to_builtins(recipes.recipe("lm-cpu")) | rows[0]["recipe"]
-    return {"name": rows[0]["name"], "steps": rows[-1]["step"], "recipe": recipe, **last}
+    loss = [row["loss"] for row in rows if "loss" in row][-1]
+    facts = {"name": rows[0]["name"], "steps": rows[-1]["step"], "recipe": rows[0]["recipe"], "training_loss": loss}
+    return {**facts, "validation": rows[-1].get("validation")}
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import os
 import struct
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -96,3 +96,13 @@ def small_text(tmp_path_factory: pytest.TempPathFactory) -> Path:
         part = open_text("wikitext-2", split, whole)[:count]
         (root / "wikitext-2" / f"wiki.{word}.tokens").write_text(part, encoding="utf-8")
     return root
+
+
+@pytest.fixture
+def fresh_dynamo() -> Iterator[None]:
+    """No graph of another test is left, nor one of this test for the next."""
+    import torch
+
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()

@@ -213,7 +213,7 @@ def train(name: str, output: str | None, settings: tuple[str, ...], as_json: boo
 def eval_(name: str, as_json: bool, **options: Any) -> None:
     """Recompute the figure of the model NAME on its test set, from weights and data.
 
-    Of an image model top-1; of a language model the perplexity of a token and of a word of the raw text.
+    Of an image model top-1; of a language model the perplexity of a token and of a word of the text.
     """
     from zoo import training
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -73,3 +74,42 @@ def test_an_early_exit_uses_fewer_layers_for_a_while(model: PreTrainedModel) -> 
     assert torch.equal(model.generate(IDS[:1], assistant_early_exit=1, **how), expected)
     assert model.config.num_hidden_layers == layers
     assert torch.equal(model.generate(IDS[:1], **how), expected)
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler: install g++")
+@pytest.mark.usefixtures("fresh_dynamo")
+def test_real_code_of_the_compiler_answers_the_same_and_learns_the_same(model: PreTrainedModel) -> None:
+    plain = model(IDS, labels=IDS)
+    true = torch.autograd.grad(plain.loss, list(model.parameters()))
+    compiled = torch.compile(model, fullgraph=True, backend="inductor")(IDS, labels=IDS)
+    torch.testing.assert_close(compiled.logits, plain.logits, rtol=1e-5, atol=1e-5)
+    for found, expected in zip(torch.autograd.grad(compiled.loss, list(model.parameters())), true, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.usefixtures("fresh_dynamo")
+def test_it_is_compiled_once_for_all_lengths(model: PreTrainedModel) -> None:
+    compiled = torch.compile(model, fullgraph=True, dynamic=True, backend="eager")
+    for length in range(3, 13):
+        ids = torch.randint(3, 500, (2, length), generator=torch.Generator().manual_seed(length))
+        with torch.no_grad(), torch._dynamo.config.patch(error_on_recompile=length > 3):
+            torch.testing.assert_close(compiled(ids, use_cache=False).logits, model(ids, use_cache=False).logits)
+
+
+def test_it_is_exported_for_any_batch_and_length(model: PreTrainedModel) -> None:
+    class Logits(nn.Module):
+        """Token ids to logits alone."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, ids: Tensor) -> Tensor:
+            return self.model(ids, use_cache=False).logits
+
+    dims = {0: torch.export.Dim("batch", min=1, max=64), 1: torch.export.Dim("tokens", min=2, max=64)}
+    program = torch.export.export(Logits().eval(), (IDS,), dynamic_shapes=(dims,), strict=False).module()
+    for shape in ((1, 2), (2, 10), (3, 64)):
+        ids = torch.randint(3, 500, shape, generator=torch.Generator().manual_seed(1))
+        with torch.no_grad():
+            torch.testing.assert_close(program(ids), model(ids).logits)

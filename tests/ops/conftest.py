@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -77,11 +77,3 @@ def _error(out: Tensor, q: Tensor, k: Tensor, v: Tensor, alpha: float | Tensor) 
 def error() -> Callable[..., float]:
     """`error(out, q, k, v, alpha)`: largest ||out - truth|| / ||v|| over the matrices, against dense float64."""
     return _error
-
-
-@pytest.fixture
-def fresh_dynamo() -> Iterator[None]:
-    """No graph of another test is left, nor one of this test for the next."""
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()

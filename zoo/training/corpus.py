@@ -25,7 +25,7 @@ def corpus(
     data_dir: str | Path | None = None,
     tokens: int | None = None,
 ) -> tuple[Tensor, int]:
-    """Token ids (tokens,) int32, the end of a text before the first, and how many words the raw text has.
+    """Token ids (tokens,) int32, the end of a text before the first, and how many words the text has.
 
     A text is one row, whatever it is made of; of a stream each document ends with that token too. `tokens` stops a
     stream as soon as there are so many, which its training split needs, for it has no end that anybody waits for.

@@ -19,9 +19,9 @@ class TextEvaluation:
     """What a model makes of a text.
 
     loss : mean cross-entropy of a token in nats; `perplexity` is its exponential.
-    word_perplexity : the same loss in all, over the words of the raw text, so that tokenizers can be compared. Both are
-        None where they are no floating-point number any more, as in a text without blanks.
-    tokens, words : how many were predicted; how many words the raw text has, ends of lines among them.
+    word_perplexity : the same loss in all, over the words of the text before it was cut into tokens, so that tokenizers
+        can be compared. Both are None where they are no floating-point number any more, as in a text without blanks.
+    tokens, words : how many were predicted; how many words the text has, ends of lines among them.
     context, stride : the window, and by how much it is moved, in tokens.
     """
 
