@@ -1,4 +1,4 @@
-"""Data sets, augmentation, and the one gateway that opens an image."""
+"""Data sets of pictures and texts, augmentation, tokenizers, and the one gateway that opens an image."""
 
 from __future__ import annotations
 
@@ -10,15 +10,24 @@ from zoo.data import cifar, mnist
 from zoo.data.arrays import ImageArrays, batch_of_step
 from zoo.data.imagefolder import Pixels, read_image_folder
 from zoo.data.places import from_folder_or_hub
+from zoo.data.streams import STREAMS, documents
+from zoo.data.text import TEXT_FILE, TEXTS, open_text
+from zoo.data.tokenizers import open_tokenizer
 from zoo.errors import NotFoundError, UsageError
 
 __all__ = [
     "DATASETS",
     "IMAGE_FOLDER",
+    "STREAMS",
+    "TEXTS",
+    "TEXT_FILE",
     "Dataset",
     "ImageArrays",
     "batch_of_step",
+    "documents",
     "open_dataset",
+    "open_text",
+    "open_tokenizer",
     "read_image_folder",
 ]
 

@@ -1,4 +1,4 @@
-"""Labelled pictures in Parquet files, in the layout of the Hub's image sets."""
+"""Parquet files in the layouts of the Hub: labelled pictures, and texts."""
 
 from __future__ import annotations
 
