@@ -26,6 +26,7 @@ def test_the_stated_figure_is_reproduced(name, data_of):
     assert figures.top1 == pytest.approx(registry.get(name).ours.value, abs=0.005)
 
 
+@pytest.mark.timeout(1200)  # 650,000 tokens through the whole model
 @pytest.mark.parametrize("name", TEXT)
 def test_the_stated_perplexity_is_reproduced(name, data_of):
     figures = training.evaluate_named(name, data_dir=data_of(registry.get(name).dataset))
