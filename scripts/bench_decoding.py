@@ -110,12 +110,13 @@ def main(name: str, tokens: int, prompt: int, repeats: int, device: str, save: b
     short, long = (torch.randint(1, most, (1, length), device=place) for length in (16, prompt))
     decoding = {each: decode(model, short, tokens) for each, model in models.items()}
     reading = {each: prefill(model, long) for each, model in models.items()}
+    machine = environment()
     document = {
         "parameters": count,
         "decoding": timed(decoding, tokens, repeats, place),
         "prefill": timed(reading, prompt, 2 * repeats, place),
         "settings": {"tokens": tokens, "prompt": prompt, "repeats": repeats, "device": str(place)},
-        "environment": {**environment()["torch"], "cpu": environment()["cpu"]["model"]},
+        "environment": {**machine["torch"], "cpu": machine["cpu"]["model"]},
     }
     for each, found in document["decoding"].items():
         found["gigabytes_per_second"] = 4 * count[each] * found["tokens_per_second"] / 1e9

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from zoo.data.augment import to_device
 from zoo.errors import NO_NUMBERS, DamagedError, UsageError
-from zoo.loading import facts, load
+from zoo.loading import facts
 from zoo.modes import check_batch_size, check_context, evaluating
 from zoo.training.job import Job
 from zoo.training.language import LanguageTask, language_model
@@ -118,8 +118,7 @@ class CopyTask(LanguageTask):
 
     def results(self, folder: Path) -> dict[str, Any]:
         """On test sequences."""
-        model = load(str(folder.resolve()), device=next(self.model.parameters()).device)
-        return {"split": "test", **evaluate_copy(model, self.recipe.context).to_dict()}
+        return {"split": "test", **evaluate_copy(self.read_back(folder), self.recipe.context).to_dict()}
 
 
 def _check_vocabulary(model: Any) -> None:

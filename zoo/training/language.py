@@ -63,6 +63,10 @@ class LanguageTask(Task):
         write_json(folder / "config.json", model.config.to_diff_dict() | architecture)
         write_json(folder / "generation_config.json", model.generation_config.to_diff_dict())
 
+    def read_back(self, folder: Path) -> nn.Module:
+        """The model as `folder` has it, where it was trained: elsewhere figures could take longer than others wait."""
+        return load(str(folder.resolve()), device=next(self.model.parameters()).device)
+
 
 # Of a configuration: what changes nothing of what given weights compute, or may be another while they are trained on.
 _NO_MATTER = {

@@ -16,7 +16,7 @@ from zoo.data.text import TEXT_FILE
 from zoo.data.tokenizers import open_tokenizer
 from zoo.errors import UsageError
 from zoo.files import staged
-from zoo.loading import facts, load
+from zoo.loading import facts
 from zoo.training.corpus import corpus
 from zoo.training.job import Job
 from zoo.training.language import LanguageTask, language_model
@@ -103,8 +103,7 @@ class TextTask(LanguageTask):
 
     def results(self, folder: Path) -> dict[str, Any]:
         """Perplexity on the test split, a window that moves by half; that on the validation split beside it."""
-        # Where it was trained: elsewhere it could take longer than other processes wait.
-        model = load(str(folder.resolve()), device=next(self.model.parameters()).device)
+        model = self.read_back(folder)
         return {
             "split": "test",
             **self._perplexity(model, "test", None),
